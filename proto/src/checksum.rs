@@ -43,19 +43,53 @@ pub struct Damaged {
     pub actual: u32,
 }
 
-/// Sums one chunk while its bytes arrive in pieces of any length.
-#[derive(Debug, Clone, Default)]
-pub struct Summer(crc32fast::Hasher);
+/// Sums a part while its bytes arrive in order, in pieces of any length.
+#[derive(Debug, Clone)]
+pub struct RunningSums {
+    chunk_len: u32,
+    in_chunk: u32,
+    hasher: crc32fast::Hasher,
+    sums: Vec<u32>,
+}
 
-impl Summer {
-    /// Adds the next bytes.
-    pub fn update(&mut self, bytes: &[u8]) {
-        self.0.update(bytes);
+impl RunningSums {
+    /// Starts at the first byte of a chunk.
+    ///
+    /// # Panics
+    /// When `chunk_len` breaks the rule of [`check_chunk_len`]: what came from outside is checked before.
+    pub fn new(chunk_len: u32) -> Self {
+        assert!(check_chunk_len(chunk_len).is_ok(), "chunk length {chunk_len}");
+        Self { chunk_len, in_chunk: 0, hasher: crc32fast::Hasher::new(), sums: Vec::new() }
     }
 
-    /// The sum of the bytes so far; starts anew.
-    pub fn take(&mut self) -> u32 {
-        std::mem::take(&mut self.0).finalize()
+    /// Adds the next bytes; `sealed` hears the sum of each chunk that they complete.
+    pub fn update(&mut self, mut bytes: &[u8], mut sealed: impl FnMut(usize, u32)) {
+        while !bytes.is_empty() {
+            let room = (self.chunk_len - self.in_chunk) as usize;
+            let (now, later) = bytes.split_at(room.min(bytes.len()));
+            self.hasher.update(now);
+            // At most `room`, which came from a u32.
+            self.in_chunk += u32::try_from(now.len()).unwrap_or(u32::MAX);
+            bytes = later;
+            if self.in_chunk == self.chunk_len {
+                self.seal(&mut sealed);
+            }
+        }
+    }
+
+    /// Ends the part: the last, shorter chunk is summed too.
+    pub fn finish(mut self, mut sealed: impl FnMut(usize, u32)) -> ChunkSums {
+        if self.in_chunk > 0 {
+            self.seal(&mut sealed);
+        }
+        ChunkSums { algorithm: Algorithm::Crc32, chunk_len: self.chunk_len, sums: self.sums }
+    }
+
+    fn seal(&mut self, sealed: &mut impl FnMut(usize, u32)) {
+        let sum = std::mem::take(&mut self.hasher).finalize();
+        sealed(self.sums.len(), sum);
+        self.sums.push(sum);
+        self.in_chunk = 0;
     }
 }
 
@@ -141,6 +175,19 @@ mod tests {
         assert_eq!(sums.verify(0, &bytes[..8192]), Ok(()));
         assert_eq!(sums.verify(2, &bytes[8192..]).unwrap_err().chunk, 2);
         assert!(sums.verify(3, &bytes[..1]).is_err(), "a chunk beyond the end");
+    }
+
+    #[test]
+    fn sums_do_not_depend_on_the_pieces_in_which_bytes_arrive() {
+        let bytes: Vec<u8> = (0..20_000u32).map(|i| i.to_le_bytes()[0] ^ 0x55).collect();
+        for piece in [1, 7, 4096, 5000, 20_000] {
+            let mut running = RunningSums::new(4096);
+            let mut heard = Vec::new();
+            bytes.chunks(piece).for_each(|b| running.update(b, |i, sum| heard.push((i, sum))));
+            let sums = running.finish(|i, sum| heard.push((i, sum)));
+            assert_eq!(sums, ChunkSums::of(&bytes, 4096), "pieces of {piece}");
+            assert_eq!(heard, sums.sums.into_iter().enumerate().collect::<Vec<_>>());
+        }
     }
 
     #[test]

@@ -151,6 +151,9 @@ wire_struct! {
         pub generation: Option<Generation>,
         /// How urgent.
         pub class: Class,
+        /// Check the bytes against their sums before sending them: asked again after a transfer arrived
+        /// damaged, to find out which end the damage is at. A damaged copy is withdrawn.
+        pub verify: bool,
     }
 }
 
@@ -505,7 +508,7 @@ mod tests {
             layout: LayoutFingerprint::from_bytes([2; 32]),
             part: PartNumber(0),
         };
-        Read { part, offset, len, generation: None, class: Class::Demand }
+        Read { part, offset, len, generation: None, class: Class::Demand, verify: false }
     }
 
     #[test]

@@ -1,0 +1,432 @@
+//! The task that owns a connection's socket and everything in flight on it.
+
+use super::{Incoming, Landing, Outgoing, ReadError, Reply, Socket};
+use crate::error::TransferError;
+use bytes::Bytes;
+use larder_proto::{
+    checksum::{Damaged, RunningSums},
+    frame::{Class, Empty, Header, Op, Read, ReadOk, decode_body},
+    wire::DecodeError,
+};
+use std::{collections::HashMap, time::Duration};
+use tokio::{
+    io::Interest,
+    sync::{OwnedSemaphorePermit, mpsc, oneshot},
+    time::{Instant, sleep_until},
+};
+
+/// Bytes that one turn writes or reads before other tasks of the thread get theirs.
+const TURN_BYTES: usize = 4 << 20;
+/// Bytes of one read: summed while they are in the cache.
+const READ_BYTES: usize = 256 << 10;
+
+type Land = Box<dyn FnOnce(&ReadOk) -> Result<Box<dyn Landing>, TransferError> + Send>;
+type ReadDone = oneshot::Sender<Result<(Box<dyn Landing>, ReadOk), TransferError>>;
+
+/// Who waits for what.
+pub(super) enum Answer {
+    /// One frame without payload.
+    Reply(oneshot::Sender<Result<Reply, TransferError>>),
+    /// A range of a part.
+    Read { asked: Read, land: Land, done: ReadDone },
+    /// Frames until one with `last`.
+    Stream { each: mpsc::UnboundedSender<Result<Reply, TransferError>>, last: Op },
+}
+
+/// A new request.
+pub(super) struct Request {
+    pub(super) request: u64,
+    pub(super) op: Op,
+    pub(super) body: Vec<u8>,
+    pub(super) answer: Answer,
+    pub(super) permit: OwnedSemaphorePermit,
+}
+
+/// What handles ask of the driver.
+pub(super) enum Command {
+    Request(Request),
+    /// The bytes of a granted put, and its commit.
+    Upload {
+        request: u64,
+        payload: Bytes,
+        commit: Vec<u8>,
+        done: oneshot::Sender<Result<Reply, TransferError>>,
+    },
+    /// Something that is not answered.
+    Tell { op: Op, body: Vec<u8> },
+    Cancel(u64),
+}
+
+/// A range whose first frame came: where it lands and how it is verified.
+struct Arriving {
+    landing: Box<dyn Landing>,
+    sums: RunningSums,
+    ok: ReadOk,
+    received: u64,
+    damaged: Option<Damaged>,
+}
+
+enum State {
+    Waiting(Answer),
+    Arriving(Arriving, ReadDone),
+    /// A put that may send its bytes; its owner has not done so yet.
+    Granted,
+}
+
+/// A request that is not answered. One that was cancelled is forgotten at once: ids are never used again,
+/// so frames of an unknown request are late answers, and are read and thrown away.
+struct Pending {
+    state: State,
+    _permit: OwnedSemaphorePermit,
+}
+
+/// See the module.
+pub(super) struct Driver {
+    socket: Socket,
+    tenant_slot: u32,
+    inbox: mpsc::UnboundedReceiver<Command>,
+    incoming: Incoming,
+    outgoing: Outgoing,
+    pending: HashMap<u64, Pending>,
+    /// The request whose payload is being read.
+    current: Option<(u64, Header)>,
+    scrap: Vec<u8>,
+    silence_limit: Duration,
+    heard: Instant,
+    asked: Instant,
+}
+
+impl Driver {
+    pub(super) fn new(
+        socket: Socket,
+        tenant_slot: u32,
+        inbox: mpsc::UnboundedReceiver<Command>,
+        silence_limit: Duration,
+    ) -> Self {
+        let now = Instant::now();
+        Self {
+            socket,
+            tenant_slot,
+            inbox,
+            incoming: Incoming::default(),
+            outgoing: Outgoing::default(),
+            pending: HashMap::new(),
+            current: None,
+            scrap: Vec::new(),
+            silence_limit,
+            heard: now,
+            asked: now,
+        }
+    }
+
+    /// Runs until the connection ends or the last handle is gone; then everybody who waits is told.
+    pub(super) async fn run(mut self) {
+        let error = self.serve().await;
+        self.inbox.close();
+        for (_, pending) in self.pending.drain() {
+            fail(pending.state, &error);
+        }
+        while let Ok(command) = self.inbox.try_recv() {
+            match command {
+                Command::Request(request) => fail(State::Waiting(request.answer), &error),
+                Command::Upload { done, .. } => _ = done.send(Err(error.clone())),
+                Command::Tell { .. } | Command::Cancel(_) => {}
+            }
+        }
+    }
+
+    async fn serve(&mut self) -> TransferError {
+        loop {
+            while let Ok(command) = self.inbox.try_recv() {
+                self.obey(command);
+            }
+            let drained = match self.outgoing.flush(&self.socket, TURN_BYTES) {
+                Ok(drained) => drained,
+                Err(error) => return error.into(),
+            };
+            match self.receive() {
+                Ok(true) => {
+                    tokio::task::yield_now().await;
+                    continue;
+                }
+                Ok(false) => {}
+                Err(error) => return error,
+            }
+            let interest = match drained {
+                true => Interest::READABLE,
+                false => Interest::READABLE | Interest::WRITABLE,
+            };
+            // Peers close after their limit of silence; so do we, and ask three times before.
+            let ask_at = self.heard.max(self.asked) + self.silence_limit / 4;
+            tokio::select! {
+                biased;
+                ready = self.socket.ready(interest) => if let Err(error) = ready {
+                    return error.into();
+                },
+                command = self.inbox.recv() => match command {
+                    Some(command) => self.obey(command),
+                    None => return TransferError::Lost("closed by its owner".to_owned()),
+                },
+                () = sleep_until(ask_at) => {
+                    let now = Instant::now();
+                    if now.duration_since(self.heard) >= self.silence_limit {
+                        return TransferError::Silent(self.silence_limit);
+                    }
+                    self.asked = now;
+                    self.outgoing.push(Op::Ping, 0, self.tenant_slot, &Empty {});
+                }
+            }
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Request(Request { request, op, body, answer, permit }) => {
+                let class = match &answer {
+                    Answer::Read { asked, .. } => asked.class,
+                    Answer::Reply(_) | Answer::Stream { .. } => Class::Demand,
+                };
+                let body = Encoded(body);
+                let slot = self.tenant_slot;
+                self.outgoing.push_payload(op, request, slot, &body, Bytes::new(), class);
+                let state = State::Waiting(answer);
+                self.pending.insert(request, Pending { state, _permit: permit });
+            }
+            Command::Upload { request, payload, commit, done } => {
+                let Some(pending) = self.pending.get_mut(&request) else {
+                    let _ = done.send(Err(TransferError::Lost("the put was given up".to_owned())));
+                    return;
+                };
+                pending.state = State::Waiting(Answer::Reply(done));
+                let (slot, class) = (self.tenant_slot, Class::Demand);
+                self.outgoing.push_payload(Op::Data, request, slot, &Empty {}, payload, class);
+                self.outgoing.push(Op::Commit, request, slot, &Encoded(commit));
+            }
+            Command::Tell { op, body } => {
+                self.outgoing.push(op, 0, self.tenant_slot, &Encoded(body));
+            }
+            Command::Cancel(request) => {
+                if self.pending.remove(&request).is_some() {
+                    self.outgoing.forget(request);
+                    self.outgoing.push(Op::Cancel, request, self.tenant_slot, &Empty {});
+                }
+            }
+        }
+    }
+
+    /// Takes in what is there; `true` when its turn was used up and there may be more.
+    fn receive(&mut self) -> Result<bool, TransferError> {
+        let mut taken = 0;
+        while taken < TURN_BYTES {
+            if let Some((request, header)) = self.current {
+                match self.payload(request)? {
+                    None => return Ok(false),
+                    Some(n) => taken += n,
+                }
+                if self.incoming.payload_left() == 0 {
+                    self.current = None;
+                    self.end_frame(request, &header)?;
+                }
+                continue;
+            }
+            let head = match self.incoming.head(&self.socket) {
+                Ok(Some((header, body))) => (header, body.to_vec()),
+                Ok(None) => return Ok(false),
+                Err(error) => return Err(read_error(error)),
+            };
+            self.heard = Instant::now();
+            taken += head.1.len() + 1;
+            self.frame(head.0, head.1)?;
+        }
+        Ok(true)
+    }
+
+    fn frame(&mut self, header: Header, body: Vec<u8>) -> Result<(), TransferError> {
+        let request = header.request;
+        match header.op {
+            Op::Pong => return Ok(()),
+            Op::ReadOk => self.begin_read(request, &header, &body)?,
+            Op::Data => {}
+            op => self.reply(request, Reply { op, body }),
+        }
+        match header.payload_len {
+            0 => self.end_frame(request, &header),
+            _ => {
+                self.current = Some((request, header));
+                Ok(())
+            }
+        }
+    }
+
+    /// The first frame of a read's answer: finds out where the range lands.
+    fn begin_read(
+        &mut self,
+        request: u64,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<(), TransferError> {
+        let ok: ReadOk = decode_body("read_ok", body)?;
+        let Some(Pending { state, _permit }) = self.pending.remove(&request) else {
+            return Ok(());
+        };
+        let State::Waiting(Answer::Read { asked, land, done }) = state else {
+            let error = TransferError::OtherPeer("read_ok for another request".to_owned());
+            fail(state, &error);
+            return Err(error);
+        };
+        if let Err(error) = check_range(&asked, &ok, header) {
+            let _ = done.send(Err(error.clone()));
+            return Err(error);
+        }
+        match land(&ok) {
+            Ok(landing) => {
+                let sums = RunningSums::new(ok.info.sums.chunk_len);
+                let arriving = Arriving { landing, sums, ok, received: 0, damaged: None };
+                let state = State::Arriving(arriving, done);
+                self.pending.insert(request, Pending { state, _permit });
+            }
+            Err(error) => {
+                let _ = done.send(Err(error)); // Nobody may wait any more.
+                self.outgoing.push(Op::Cancel, request, self.tenant_slot, &Empty {});
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads payload of the current frame; how much, or `None` when nothing is there now.
+    fn payload(&mut self, request: u64) -> Result<Option<usize>, TransferError> {
+        let state = self.pending.get_mut(&request).map(|pending| &mut pending.state);
+        let Some(State::Arriving(arriving, _)) = state else {
+            self.scrap.resize(READ_BYTES, 0);
+            return self.incoming.payload(&self.socket, &mut self.scrap).map_err(read_error);
+        };
+        let spare = arriving.landing.spare();
+        let room = spare.len().min(READ_BYTES);
+        if room == 0 {
+            return Err(too_long());
+        }
+        let got = self.incoming.payload(&self.socket, &mut spare[..room]).map_err(read_error)?;
+        if let Some(n) = got {
+            let first_chunk = chunk_at(&arriving.ok);
+            let (sums, damaged) = (&arriving.ok.info.sums, &mut arriving.damaged);
+            arriving.sums.update(&spare[..n], |chunk, sum| {
+                let verified = sums.verify_sum(first_chunk + chunk, sum);
+                *damaged = damaged.or(verified.err());
+            });
+            arriving.landing.advance(n);
+            arriving.received += n as u64;
+        }
+        Ok(got)
+    }
+
+    /// After the payload of a frame: ends the request if this was its last.
+    fn end_frame(&mut self, request: u64, header: &Header) -> Result<(), TransferError> {
+        if !matches!(header.op, Op::ReadOk | Op::Data) || !header.is_last() {
+            return Ok(());
+        }
+        let Some(pending) = self.pending.remove(&request) else { return Ok(()) };
+        let State::Arriving(mut arriving, done) = pending.state else { return Ok(()) };
+        if arriving.received != arriving.ok.len {
+            return Err(TransferError::OtherPeer(format!(
+                "a range of {} bytes ended after {}",
+                arriving.ok.len, arriving.received
+            )));
+        }
+        let (first_chunk, sums) = (chunk_at(&arriving.ok), &arriving.ok.info.sums);
+        let damaged = &mut arriving.damaged;
+        arriving.sums.finish(|chunk, sum| {
+            let verified = sums.verify_sum(first_chunk + chunk, sum);
+            *damaged = damaged.or(verified.err());
+        });
+        let answer = match arriving.damaged {
+            None => Ok((arriving.landing, arriving.ok)),
+            Some(damaged) => Err(damaged.into()),
+        };
+        let _ = done.send(answer); // Nobody may wait any more.
+        Ok(())
+    }
+
+    fn reply(&mut self, request: u64, reply: Reply) {
+        let Some(pending) = self.pending.get_mut(&request) else { return };
+        if let State::Waiting(Answer::Stream { each, last }) = &pending.state {
+            let ended = reply.op == *last;
+            let _ = each.send(Ok(reply)); // Nobody may wait any more.
+            if ended {
+                self.pending.remove(&request);
+            }
+            return;
+        }
+        if reply.op == Op::Granted
+            && let State::Waiting(Answer::Reply(_)) = &pending.state
+        {
+            // A granted put goes on under the same request.
+            let before = std::mem::replace(&mut pending.state, State::Granted);
+            if let State::Waiting(Answer::Reply(done)) = before {
+                let _ = done.send(Ok(reply)); // Its guard cancels if nobody waits.
+            }
+            return;
+        }
+        match self.pending.remove(&request).map(|pending| pending.state) {
+            Some(State::Waiting(Answer::Reply(done))) => _ = done.send(Ok(reply)),
+            Some(state) => fail(state, &reply.refusal()),
+            None => {}
+        }
+    }
+}
+
+/// Index of the first chunk of the range within the part.
+fn chunk_at(ok: &ReadOk) -> usize {
+    usize::try_from(ok.offset / u64::from(ok.info.sums.chunk_len)).unwrap_or(usize::MAX)
+}
+
+/// Holds what a peer says of a range against what was asked and against itself.
+fn check_range(asked: &Read, ok: &ReadOk, header: &Header) -> Result<(), TransferError> {
+    let chunk_len = ok.info.sums.chunk_len;
+    let range = asked.range(ok.info.len, chunk_len);
+    let consistent = ok.info.sums.fits(ok.info.len)
+        && range == Ok((ok.offset, ok.len))
+        && header.payload_offset == 0
+        && asked.generation.is_none_or(|generation| generation == ok.info.generation);
+    match consistent {
+        true => Ok(()),
+        false => Err(TransferError::OtherPeer("a read was answered with another range".to_owned())),
+    }
+}
+
+fn too_long() -> TransferError {
+    TransferError::OtherPeer("more bytes came than the range has".to_owned())
+}
+
+fn read_error(error: ReadError) -> TransferError {
+    match error {
+        ReadError::Io(error) => error.into(),
+        ReadError::Protocol(error) => error.into(),
+    }
+}
+
+fn fail(state: State, error: &TransferError) {
+    // Whoever waited may be gone: then nobody needs the news.
+    match state {
+        State::Waiting(Answer::Reply(done)) => _ = done.send(Err(error.clone())),
+        State::Waiting(Answer::Read { done, .. }) | State::Arriving(_, done) => {
+            _ = done.send(Err(error.clone()));
+        }
+        State::Waiting(Answer::Stream { each, .. }) => _ = each.send(Err(error.clone())),
+        State::Granted => {}
+    }
+}
+
+/// A body that is encoded already.
+struct Encoded(Vec<u8>);
+
+impl larder_proto::wire::Wire for Encoded {
+    const MIN_LEN: usize = 0;
+    fn put(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.0);
+    }
+    fn take(from: &mut larder_proto::wire::Reader<'_>) -> Result<Self, DecodeError> {
+        let left = from.left();
+        from.bytes("body", left).map(|bytes| Self(bytes.to_vec()))
+    }
+}
+

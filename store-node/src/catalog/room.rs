@@ -1,0 +1,122 @@
+//! Making room: eviction from the high to the low watermark, and for the part at hand.
+
+use super::{BlockId, Catalog, Loss};
+use crate::{
+    eviction::{Unit, Verdict},
+    tiers::dram::WritableExtent,
+};
+use std::sync::{Arc, atomic::Ordering};
+
+/// Shares of the arena's capacity at which eviction starts and stops.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Watermarks {
+    /// Starts above this share.
+    pub high: f64,
+    /// Stops below this share.
+    pub low: f64,
+}
+
+impl Catalog {
+    /// Space for a part. Evicts when the tier is above its high watermark, and on until the part fits;
+    /// `None` when nothing more may go.
+    pub(super) fn make_room(&self, len: usize) -> Option<WritableExtent> {
+        let capacity = self.arena.capacity_bytes();
+        if len as u64 > capacity {
+            return None;
+        }
+        let share = |share: f64| bytes_of_share(capacity, share);
+        if self.arena.used_bytes() + len as u64 > share(self.watermarks.high) {
+            let goal = share(self.watermarks.low).saturating_sub(len as u64);
+            while self.arena.used_bytes() > goal && self.evict_one() {}
+        }
+        loop {
+            match self.arena.allocate(len) {
+                Some(extent) => return Some(extent),
+                // Enough may be free and no gap long enough: then more has to go.
+                None if self.evict_one() => {}
+                None => return None,
+            }
+        }
+    }
+
+    /// Takes a block into the eviction order.
+    pub(super) fn admit(&self, unit: Arc<Unit>) {
+        let mut policy = self.policy.lock();
+        policy.admit(unit);
+        // Blocks that were removed by command leave their place in the order behind; it is cleared
+        // before such places outnumber the blocks.
+        let parts = usize::try_from(self.part_count()).unwrap_or(usize::MAX);
+        if policy.len() > parts.saturating_mul(2).saturating_add(1024) {
+            policy.retain(&mut |unit| self.is_current(unit));
+        }
+    }
+
+    /// Evicts the block that the policy would miss least; `false` when none may go.
+    fn evict_one(&self) -> bool {
+        let mut policy = self.policy.lock();
+        let mut released = None;
+        let evicted = policy.evict_one(&mut |unit| self.judge(unit, &mut released));
+        if let Some(unit) = released {
+            policy.admit(unit);
+        }
+        evicted
+    }
+
+    /// Evicts a block if it may go. `released` becomes its parent, if that was parked and has no
+    /// descendants left.
+    fn judge(&self, unit: &Unit, released: &mut Option<Arc<Unit>>) -> Verdict {
+        let id: &BlockId = &unit.id;
+        let parent = {
+            let mut shard = self.shard(id);
+            let Some(block) = shard.get_mut(id) else { return Verdict::Gone };
+            if !block.unit.as_ref().is_some_and(|current| std::ptr::eq(&raw const **current, unit)) {
+                return Verdict::Gone;
+            }
+            if block.is_in_use() {
+                return Verdict::InUse;
+            }
+            if block.children > 0 {
+                block.parked = true;
+                return Verdict::Parked;
+            }
+            let parts: Vec<_> = block.all_stored().map(|(part, _)| part).collect();
+            self.parts.fetch_sub(parts.len() as u64, Ordering::Relaxed);
+            let gone = parts.into_iter().filter_map(|part| block.take_stored(part));
+            let bytes: u64 = gone.map(|stored| stored.copy.footprint_bytes()).sum();
+            self.counters.evicted_blocks.fetch_add(1, Ordering::Relaxed);
+            self.counters.evicted_bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.settle(&mut shard, id, Loss::Evicted)
+        };
+        *released = parent.and_then(|parent| self.child_left(&parent));
+        Verdict::Evicted
+    }
+
+    fn is_current(&self, unit: &Unit) -> bool {
+        let shard = self.shard(&unit.id);
+        let current = shard.get(&unit.id).and_then(|block| block.unit.as_ref());
+        current.is_some_and(|current| std::ptr::eq(&raw const **current, unit))
+    }
+
+    /// Bytes that eviction could free now: those of blocks that nobody reads or writes.
+    pub fn evictable_bytes(&self) -> u64 {
+        let of_shard = |shard: &parking_lot::Mutex<std::collections::HashMap<_, _>>| {
+            let shard = shard.lock();
+            let idle = shard.values().filter(|block: &&super::Block| !block.is_in_use());
+            idle.flat_map(|block| block.all_stored())
+                .map(|(_, stored)| stored.copy.footprint_bytes())
+                .sum::<u64>()
+        };
+        self.shards.iter().map(of_shard).sum()
+    }
+}
+
+/// A share of a capacity in bytes.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "shares are in 0..=1 (held by the config) and capacities far below 2^52"
+)]
+fn bytes_of_share(capacity: u64, share: f64) -> u64 {
+    (capacity as f64 * share) as u64
+}

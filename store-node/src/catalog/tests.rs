@@ -1,0 +1,282 @@
+use super::*;
+use crate::{
+    eviction::Lru,
+    inventory::{Inventory, PartSets},
+};
+use larder_client::memory::PAGE;
+use larder_proto::{
+    ContentFingerprint,
+    checksum::ChunkSums,
+    event::RecordKind,
+    frame::{Codec, Reserve},
+    ids::TenantName,
+};
+use proptest::prelude::*;
+use tokio::time::Instant;
+
+fn catalog(pages: usize) -> Arc<Catalog> {
+    let arena = Arena::new(pages * PAGE, |_| ()).unwrap();
+    let log = Arc::new(ChangeLog::new(Arc::new(PartSets::new(1024)), 1024));
+    let watermarks = Watermarks { high: 1.0, low: 1.0 };
+    Catalog::new(Incarnation(7), arena, Box::new(Lru::default()), watermarks, log)
+}
+
+fn key(n: u8) -> BlockKey {
+    BlockKey::from_bytes([n; 32])
+}
+
+fn name(n: u8) -> PartName {
+    let layout = LayoutFingerprint::from_bytes([9; 32]);
+    let part = PartRef { key: key(n), layout, part: PartNumber(0) };
+    PartName { tenant: TenantName::default().id(), part }
+}
+
+fn wish(n: u8, parent: Option<u8>, len: usize) -> Reserve {
+    Reserve {
+        part: name(n).part,
+        len: len as u64,
+        codec: Codec::Raw,
+        chunk_len: 4096,
+        content: ContentFingerprint::from_bytes([1; 32]),
+        root: key(parent.map_or(n, |_| 0)),
+        parent: parent.map(key),
+        origin_hash: None,
+    }
+}
+
+fn producer() -> Arc<Producer> {
+    Arc::new(Producer { name: "engine-a".to_owned(), incarnation: Incarnation(3) })
+}
+
+fn reserve(catalog: &Arc<Catalog>, n: u8, parent: Option<u8>, len: usize) -> Admission {
+    catalog.reserve(name(n), &wish(n, parent, len), &producer(), None, Instant::now())
+}
+
+fn granted(admission: Admission) -> Put {
+    match admission {
+        Admission::Granted(put) => put,
+        other => panic!("not granted: {other:?}"),
+    }
+}
+
+fn store(catalog: &Arc<Catalog>, n: u8, parent: Option<u8>, len: usize) -> Option<Generation> {
+    let Admission::Granted(mut put) = reserve(catalog, n, parent, len) else { return None };
+    put.spare().fill(n);
+    put.advance(len);
+    Some(put.commit(None).unwrap())
+}
+
+#[test]
+fn a_part_is_invisible_until_its_commit_and_a_dropped_put_leaves_nothing() {
+    let catalog = catalog(8);
+    let mut put = granted(reserve(&catalog, 1, None, 5000));
+    assert!(catalog.read(&name(1)).is_none());
+    assert!(matches!(reserve(&catalog, 1, None, 5000), Admission::InProgress { .. }));
+    put.spare()[..4000].fill(1);
+    put.advance(4000);
+    drop(put);
+    assert_eq!(catalog.arena().used_bytes(), 0);
+    assert_eq!(catalog.log().head(), 0);
+
+    assert!(store(&catalog, 1, None, 5000).is_some());
+    assert_eq!(catalog.read(&name(1)).unwrap().bytes(), [1; 5000]);
+    assert!(matches!(reserve(&catalog, 1, None, 5000), Admission::Exists(_)));
+}
+
+#[test]
+fn a_commit_with_missing_bytes_or_other_sums_is_refused_and_its_space_comes_back() {
+    let catalog = catalog(8);
+    let mut put = granted(reserve(&catalog, 1, None, 5000));
+    put.spare()[..4096].fill(1);
+    put.advance(4096);
+    let incomplete = CommitError::Incomplete { filled: 4096, len: 5000 };
+    assert_eq!(put.commit(None), Err(incomplete));
+
+    let mut put = granted(reserve(&catalog, 1, None, 5000));
+    put.spare().fill(1);
+    put.advance(5000);
+    let mut of_writer = vec![1; 5000];
+    of_writer[4999] ^= 1;
+    let stated = ChunkSums::of(&of_writer, 4096);
+    assert!(matches!(put.commit(Some(&stated)), Err(CommitError::Damaged(d)) if d.chunk == 1));
+    assert_eq!((catalog.arena().used_bytes(), catalog.part_count()), (0, 0));
+}
+
+#[test]
+fn a_revoked_writer_keeps_its_space_but_its_late_commit_replaces_nothing() {
+    // A writer stalls past its deadline; another one puts the same part (F11).
+    let catalog = catalog(8);
+    let mut late = granted(reserve(&catalog, 1, None, 4096));
+    catalog.revoke(&late);
+    assert_eq!(catalog.arena().used_bytes(), 4096, "the late writer can still write");
+    store(&catalog, 1, None, 4096).unwrap();
+    late.spare().fill(99);
+    late.advance(4096);
+    assert_eq!(late.commit(None), Err(CommitError::Revoked));
+    assert_eq!(catalog.read(&name(1)).unwrap().bytes(), [1; 4096]);
+    assert_eq!(catalog.arena().used_bytes(), 4096);
+}
+
+#[test]
+fn a_part_that_is_read_is_not_evicted_and_a_full_arena_says_so() {
+    let catalog = catalog(2);
+    store(&catalog, 1, None, 4096).unwrap();
+    store(&catalog, 2, None, 4096).unwrap();
+    let readers: Vec<_> = [1, 2].map(|n| catalog.read(&name(n)).unwrap()).into();
+    assert!(matches!(reserve(&catalog, 3, None, 4096), Admission::Full));
+    assert!(catalog.writes_in_progress(Instant::now()).is_empty());
+    drop(readers);
+    assert!(store(&catalog, 3, None, 4096).is_some(), "back to normal");
+}
+
+#[test]
+fn tails_go_before_heads_even_if_the_head_was_used_longer_ago() {
+    let catalog = catalog(4);
+    store(&catalog, 1, None, 4096).unwrap();
+    store(&catalog, 2, Some(1), 4096).unwrap();
+    store(&catalog, 3, Some(2), 4096).unwrap();
+    catalog.read(&name(3)).unwrap();
+    store(&catalog, 10, None, 2 * 4096).unwrap();
+    let left: Vec<u8> = [1, 2, 3].into_iter().filter(|n| catalog.read(&name(*n)).is_some()).collect();
+    assert_eq!(left, [1, 2]);
+}
+
+#[test]
+fn a_child_that_came_before_its_parent_still_protects_it() {
+    let catalog = catalog(3);
+    store(&catalog, 2, Some(1), 4096).unwrap();
+    store(&catalog, 1, None, 4096).unwrap();
+    catalog.read(&name(2)).unwrap();
+    store(&catalog, 10, None, 4096).unwrap();
+    store(&catalog, 11, None, 4096).unwrap();
+    assert!(catalog.read(&name(1)).is_some() && catalog.read(&name(2)).is_none());
+}
+
+#[test]
+fn a_damaged_copy_is_withdrawn_told_and_replaceable() {
+    let catalog = catalog(4);
+    let generation = store(&catalog, 1, None, 4096).unwrap();
+    let read = catalog.read(&name(1)).unwrap();
+    assert_eq!(read.verify(), Ok(()));
+    read.copy.flip_bit(17);
+    assert!(read.verify().is_err());
+    drop(read);
+    assert!(catalog.withdraw_damaged(&name(1), generation));
+    assert!(!catalog.withdraw_damaged(&name(1), generation), "only once");
+    assert!(catalog.read(&name(1)).is_none());
+    let mut records = Vec::new();
+    catalog.log().read(0, 16, &mut records).unwrap();
+    let kinds: Vec<RecordKind> = records.iter().map(|record| record.kind).collect();
+    assert_eq!(kinds, [RecordKind::Stored, RecordKind::Damaged]);
+    let again = store(&catalog, 1, None, 4096).unwrap();
+    assert!(again > generation, "a generation is never reused");
+}
+
+#[test]
+fn a_removal_takes_what_its_filter_says_and_a_dry_run_nothing() {
+    let catalog = catalog(8);
+    (1..=4).for_each(|n| _ = store(&catalog, n, None, 4096).unwrap());
+    let mut filter = RemovalFilter {
+        tenant: TenantName::default().id(),
+        content: None,
+        layout: None,
+        keys: Some(vec![key(1), key(3), key(77)]),
+        producer: None,
+        dry_run: true,
+    };
+    let two = Removal { blocks: 2, bytes: 2 * 4096 };
+    assert_eq!(catalog.remove(&filter), two);
+    assert_eq!(catalog.part_count(), 4);
+    filter.dry_run = false;
+    assert_eq!(catalog.remove(&filter), two);
+    assert_eq!((catalog.part_count(), catalog.block_count()), (2, 2));
+    let other = RemovalFilter { producer: Some("engine-b".into()), keys: None, ..filter.clone() };
+    assert_eq!(catalog.remove(&other), Removal::default());
+    let of_other_tenant =
+        RemovalFilter { tenant: "t2".parse::<TenantName>().unwrap().id(), keys: None, ..filter };
+    assert_eq!(catalog.remove(&of_other_tenant), Removal::default());
+}
+
+#[test]
+fn existence_checks_keep_nothing_alive() {
+    let catalog = catalog(2);
+    store(&catalog, 1, None, 4096).unwrap();
+    store(&catalog, 2, None, 4096).unwrap();
+    (0..10).for_each(|_| assert!(catalog.tiers(&name(1)).has(Tier::Dram)));
+    store(&catalog, 3, None, 4096).unwrap();
+    assert!(catalog.tiers(&name(1)).is_empty(), "asked about, but not used");
+}
+
+#[derive(Debug, Clone)]
+enum Op {
+    Store { n: u8, parent: Option<u8>, pages: usize },
+    Read(u8),
+    Release,
+    Remove(u8),
+    Abort(u8),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let n = || 0u8..24;
+    prop_oneof![
+        4 => (n(), prop::option::of(n()), 1usize..4)
+            .prop_map(|(n, parent, pages)| Op::Store { n, parent, pages }),
+        2 => n().prop_map(Op::Read),
+        1 => Just(Op::Release),
+        1 => n().prop_map(Op::Remove),
+        1 => n().prop_map(Op::Abort),
+    ]
+}
+
+proptest! {
+    /// Random puts, reads, removals and evictions: bytes are always those of the name, the sums of
+    /// space agree, the inventory says what is there, and eviction leaves no hole.
+    #[test]
+    fn the_catalog_agrees_with_itself(ops in prop::collection::vec(op(), 1..150)) {
+        let catalog = catalog(16);
+        let mut readers: Vec<(u8, PartRead)> = Vec::new();
+        for op in ops {
+            match op {
+                Op::Store { n, parent, pages } => {
+                    // A chain, not a ring: parents have smaller numbers.
+                    let parent = parent.filter(|parent| *parent < n);
+                    store(&catalog, n, parent, pages * PAGE);
+                }
+                Op::Read(n) => readers.extend(catalog.read(&name(n)).map(|read| (n, read))),
+                Op::Release => drop(readers.pop()),
+                Op::Remove(n) => {
+                    let filter = RemovalFilter {
+                        tenant: TenantName::default().id(),
+                        content: None,
+                        layout: None,
+                        keys: Some(vec![key(n)]),
+                        producer: None,
+                        dry_run: false,
+                    };
+                    catalog.remove(&filter);
+                }
+                Op::Abort(n) => drop(reserve(&catalog, n, None, PAGE)),
+            }
+            for (n, read) in &readers {
+                prop_assert!(read.bytes().iter().all(|byte| byte == n), "bytes of another part");
+            }
+        }
+        readers.clear();
+        let (mut bytes, mut parts) = (0, 0);
+        catalog.for_each_part(|part, read| {
+            bytes += read.copy.footprint_bytes();
+            parts += 1;
+            assert!(read.bytes().iter().all(|byte| *byte == part.part.key.as_bytes()[0]));
+        });
+        prop_assert_eq!(catalog.arena().used_bytes(), bytes);
+        prop_assert_eq!(catalog.part_count(), parts);
+        let announced: usize =
+            (0..=255).map(|shard| catalog.snapshot(Shard(shard)).1.len()).sum();
+        prop_assert_eq!(announced as u64, catalog.block_count());
+        // Everything can go again.
+        prop_assert!(store(&catalog, 200, None, 16 * PAGE).is_some());
+        prop_assert_eq!(catalog.block_count(), 1);
+        let entries: usize = catalog.shards.iter().map(|shard| shard.lock().len()).sum();
+        prop_assert_eq!(entries, 1, "ghosts of parents stay behind");
+    }
+}

@@ -1,0 +1,84 @@
+//! Which block goes when there is no room.
+//!
+//! A [`Policy`] orders the blocks of a tier; the catalog judges each victim it proposes, and evicts in
+//! the same step, so a policy never has to know what is in use. Cost is O(evicted): a block that cannot
+//! go is either parked (it has descendants here: the catalog admits it again when the last one goes, so
+//! tails go before heads and no hole is made) or moved behind the others (it is being read).
+
+mod lru;
+
+pub use lru::Lru;
+
+use crate::catalog::BlockId;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+/// What the policy knows of a block: its name, size and last use. One value for each life of a block in
+/// the catalog, shared by both.
+#[derive(Debug)]
+pub struct Unit {
+    /// Which block.
+    pub id: BlockId,
+    /// Bytes that its eviction gives back; grows with the parts of a block.
+    pub bytes: AtomicU64,
+    last_used: AtomicU64,
+}
+
+impl Unit {
+    /// A block that was just used.
+    pub fn new(id: BlockId, bytes: u64, clock: &UseClock) -> Arc<Self> {
+        let unit = Self { id, bytes: AtomicU64::new(bytes), last_used: AtomicU64::new(0) };
+        unit.touch(clock);
+        Arc::new(unit)
+    }
+
+    /// Notes a use. Lock-free: this is on the path of every read.
+    pub fn touch(&self, clock: &UseClock) {
+        self.last_used.store(clock.tick(), Ordering::Relaxed);
+    }
+
+    /// When it was last used, in ticks of the clock.
+    pub fn last_used(&self) -> u64 {
+        self.last_used.load(Ordering::Relaxed)
+    }
+}
+
+/// Counts uses; the order of time for a policy.
+#[derive(Debug, Default)]
+pub struct UseClock(AtomicU64);
+
+impl UseClock {
+    fn tick(&self) -> u64 {
+        self.0.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// What became of a proposed victim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It was evicted.
+    Evicted,
+    /// Somebody reads or writes it: propose it later.
+    InUse,
+    /// It has descendants here: it will be admitted again when they are gone.
+    Parked,
+    /// It is no longer in the catalog.
+    Gone,
+}
+
+/// Orders the blocks of a tier for eviction.
+pub trait Policy: Send {
+    /// Takes a block into the order: a new one, or a parked one that has no descendants any more.
+    fn admit(&mut self, unit: Arc<Unit>);
+
+    /// Proposes victims to `judge` until one is evicted; `false` when each was proposed once in vain.
+    fn evict_one(&mut self, judge: &mut dyn FnMut(&Unit) -> Verdict) -> bool;
+
+    /// Blocks in the order, those that are gone from the catalog included.
+    fn len(&self) -> usize;
+
+    /// Forgets the blocks that are gone from the catalog.
+    fn retain(&mut self, alive: &mut dyn FnMut(&Unit) -> bool);
+}
