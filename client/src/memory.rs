@@ -126,7 +126,10 @@ impl SharedMemory {
     ///
     /// # Safety
     /// For as long as the slice lives nobody else may read or write the range, in any process.
-    #[expect(clippy::mut_from_ref, reason = "exclusive access to the range is the caller's promise")]
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "exclusive access to the range is the caller's promise"
+    )]
     pub unsafe fn bytes_mut(&self, offset: usize, len: usize) -> &mut [u8] {
         self.check(offset, len);
         assert!(self.writable, "the mapping is read-only");

@@ -12,6 +12,7 @@ use std::{
     io::{self, Write},
     net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs},
     str::FromStr,
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use tokio::net::{TcpListener, lookup_host};
@@ -143,14 +144,26 @@ impl AdvertiseAddress {
     }
 }
 
-/// Tells people and scripts where the daemon listens: `listening: metrics 127.0.0.1:41234` on
-/// standard output, and a log event. Needed wherever port 0 was configured.
+/// Whether [`announce`] prints. A process that `launch` started owns its standard output; one that
+/// embeds a daemon, as tests do, has its own use for it.
+static ANNOUNCE_ON_STDOUT: AtomicBool = AtomicBool::new(false);
+
+/// From here on [`announce`] prints.
+pub(crate) fn announce_on_stdout() {
+    ANNOUNCE_ON_STDOUT.store(true, Ordering::Relaxed);
+}
+
+/// Tells where the daemon listens: a log event, and for scripts the line
+/// `listening: metrics 127.0.0.1:41234` on standard output, whatever the log level. Needed wherever
+/// port 0 was configured.
 pub fn announce(what: &'static str, address: &dyn fmt::Display) {
     tracing::info!(what, %address, "listening");
-    // A closed standard output is no reason to stop serving.
-    let mut stdout = io::stdout().lock();
-    let _ = writeln!(stdout, "listening: {what} {address}");
-    let _ = stdout.flush();
+    if ANNOUNCE_ON_STDOUT.load(Ordering::Relaxed) {
+        // A closed standard output is no reason to stop serving.
+        let mut stdout = io::stdout().lock();
+        let _ = writeln!(stdout, "listening: {what} {address}");
+        let _ = stdout.flush();
+    }
 }
 
 /// The rule for a listening address: beyond loopback only with TLS, or with `insecure = true`.
@@ -167,7 +180,8 @@ pub fn check_listen(
             rules.key(key).must(false, format!("be an address of this host: {error}"));
         }
         Ok(addresses) => {
-            let loopback = addresses.iter().all(|address| address.ip().to_canonical().is_loopback());
+            let loopback =
+                addresses.iter().all(|address| address.ip().to_canonical().is_loopback());
             rules.key(key).must(
                 loopback || tls || insecure,
                 "be a loopback address, because there is no TLS; insecure = true allows it anyway",
@@ -190,7 +204,9 @@ pub fn check_advertise(
         None => {
             rules.key(key).must(
                 !listens_on.is_some_and(|ip| ip.is_unspecified()),
-                format!("be given, because {listen_key} = {listen} is a wildcard, which nobody can dial"),
+                format!(
+                    "be given, because {listen_key} = {listen} is a wildcard, which nobody can dial"
+                ),
             );
         }
         Some(advertise) => {
@@ -294,3 +310,55 @@ crate::text_setting!(
     "HOST:PORT",
     "an address that others can dial, like 10.0.0.1:7402, and no wildcard"
 );
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn an_address_prints_as_a_text_that_reads_as_the_same(ip: IpAddr, port: u16) {
+            let address = HostPort::new(ip.to_string(), port);
+            prop_assert_eq!(address.to_string().parse(), Ok(address));
+        }
+
+        #[test]
+        fn any_text_is_read_or_refused_without_panic(text in ".{0,32}") {
+            let _ = text.parse::<HostPort>();
+        }
+    }
+
+    #[test]
+    fn what_is_no_host_and_port_is_refused_with_the_reason() {
+        let refuse = |text: &str| text.parse::<HostPort>().unwrap_err();
+        assert_eq!(refuse("localhost"), AddressError::NoPort("localhost".to_owned()));
+        assert_eq!(refuse("localhost:http"), AddressError::BadPort("http".to_owned()));
+        assert_eq!(refuse("localhost:70000"), AddressError::BadPort("70000".to_owned()));
+        assert_eq!(refuse("localhost:+80"), AddressError::BadPort("+80".to_owned()));
+        assert_eq!(refuse(":80"), AddressError::BadHost(String::new()));
+        assert_eq!(refuse("::1:80"), AddressError::BadHost("::1".to_owned()));
+        assert_eq!(refuse("[::1:80"), AddressError::BadHost("[::1".to_owned()));
+        assert_eq!(refuse("http://host:80"), AddressError::BadHost("http://host".to_owned()));
+    }
+
+    #[test]
+    fn the_announced_port_is_the_bound_one_unless_another_is_configured() {
+        let bound = "127.0.0.1:41234".parse().unwrap();
+        let announced = |text: Option<&str>| {
+            let configured = text.map(|text| text.parse::<AdvertiseAddress>().unwrap());
+            AdvertiseAddress::for_bound(configured.as_ref(), bound).to_string()
+        };
+        assert_eq!(announced(None), "127.0.0.1:41234");
+        assert_eq!(announced(Some("node-1:0")), "node-1:41234");
+        assert_eq!(announced(Some("node-1:7402")), "node-1:7402");
+    }
+
+    #[tokio::test]
+    async fn a_name_without_address_is_told_with_its_purpose() {
+        let listen = ListenAddress(HostPort::new("no-such-host.invalid", 0));
+        let error = listen.bind("data").await.unwrap_err();
+        assert_eq!(error.to_string(), "look up no-such-host.invalid:0 to listen for data");
+    }
+}

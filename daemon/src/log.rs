@@ -5,6 +5,8 @@ use std::{fmt, io, io::IsTerminal, panic, str::FromStr};
 use tracing_subscriber::{EnvFilter, fmt as format, util::TryInitError};
 use tracing_subscriber::{Layer, Registry, layer::SubscriberExt, util::SubscriberInitExt};
 
+use crate::run::panic_message;
+
 crate::choices! {
     /// How a log event is written.
     pub enum LogFormat {
@@ -82,7 +84,7 @@ pub fn install(config: &LogConfig) -> Result<(), TryInitError> {
     tracing_subscriber::registry().with(layer).try_init()?;
     panic::set_hook(Box::new(|panic| {
         let place = panic.location().map(ToString::to_string).unwrap_or_default();
-        let message = panic.payload_as_str().unwrap_or("(no message)");
+        let message = panic_message(panic.payload());
         tracing::error!(place, message, "panicked");
     }));
     Ok(())
@@ -98,4 +100,66 @@ where
         LogFormat::Json => base.json().flatten_event(true).boxed(),
     };
     layer.with_filter(EnvFilter::new(&config.level.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    /// What was logged.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn logged(config: &LogConfig, work: impl FnOnce()) -> String {
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let layer = layer(config, move || writer.clone(), false);
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), work);
+        let bytes = lines.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn the_filter_decides_by_level_and_module() {
+        let level = "warn,larder_daemon::log=debug".parse().unwrap();
+        let config = LogConfig { level, ..LogConfig::default() };
+        let text = logged(&config, || {
+            tracing::debug!("in this module");
+            tracing::info!(target: "elsewhere", "too much");
+            tracing::warn!(target: "elsewhere", "worth a look");
+        });
+        assert!(text.contains("in this module") && text.contains("worth a look"), "{text}");
+        assert!(!text.contains("too much"), "{text}");
+    }
+
+    #[test]
+    fn json_is_one_object_a_line_with_fields_of_their_own() {
+        let config = LogConfig { format: LogFormat::Json, ..LogConfig::default() };
+        let text = logged(&config, || tracing::info!(node = 7, "listening"));
+        let event: serde_json::Value = serde_json::from_str(text.trim_end()).unwrap();
+        assert_eq!((&event["node"], &event["message"]), (&7.into(), &"listening".into()));
+        assert_eq!(event["level"], "INFO");
+    }
+
+    #[test]
+    fn a_misspelt_level_is_refused_instead_of_silencing_the_log() {
+        for text in ["inof", "info,larder_store_node", "larder=verbose", "", "info,"] {
+            assert!(text.parse::<LogFilter>().is_err(), "{text:?}");
+        }
+        for text in ["info", "off", "info,larder_store_node=debug", "larder[put{key=1}]=trace"] {
+            assert_eq!(text.parse::<LogFilter>().unwrap().to_string(), text);
+        }
+    }
 }

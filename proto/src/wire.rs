@@ -292,6 +292,22 @@ impl<const MAX: usize> Wire for ShortText<MAX> {
     }
 }
 
+/// A value that is encoded already: its bytes, with nothing in front.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Encoded(pub Vec<u8>);
+
+impl Wire for Encoded {
+    const MIN_LEN: usize = 0;
+    fn put(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.0);
+    }
+    /// Takes all that is left.
+    fn take(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        let left = from.left();
+        from.bytes("encoded value", left).map(|bytes| Self(bytes.to_vec()))
+    }
+}
+
 /// Declares a struct whose binary form is its fields in order.
 macro_rules! wire_struct {
     ($(#[$meta:meta])* pub struct $name:ident { $($(#[$fmeta:meta])* pub $field:ident: $ty:ty),* $(,)? }) => {

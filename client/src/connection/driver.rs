@@ -6,9 +6,9 @@ use bytes::Bytes;
 use larder_proto::{
     checksum::{Damaged, RunningSums},
     frame::{Class, Empty, Header, Op, Read, ReadOk, decode_body},
-    wire::DecodeError,
+    wire::Encoded,
 };
-use std::{collections::HashMap, time::Duration};
+use std::{any::Any, collections::HashMap, time::Duration};
 use tokio::{
     io::Interest,
     sync::{OwnedSemaphorePermit, mpsc, oneshot},
@@ -27,6 +27,8 @@ type ReadDone = oneshot::Sender<Result<(Box<dyn Landing>, ReadOk), TransferError
 pub(super) enum Answer {
     /// One frame without payload.
     Reply(oneshot::Sender<Result<Reply, TransferError>>),
+    /// The same, and something is kept until then.
+    Keeping { done: oneshot::Sender<Result<Reply, TransferError>>, _keep: Box<dyn Any + Send> },
     /// A range of a part.
     Read { asked: Read, land: Land, done: ReadDone },
     /// Frames until one with `last`.
@@ -53,7 +55,10 @@ pub(super) enum Command {
         done: oneshot::Sender<Result<Reply, TransferError>>,
     },
     /// Something that is not answered.
-    Tell { op: Op, body: Vec<u8> },
+    Tell {
+        op: Op,
+        body: Vec<u8>,
+    },
     Cancel(u64),
 }
 
@@ -85,6 +90,8 @@ pub(super) struct Driver {
     socket: Socket,
     tenant_slot: u32,
     inbox: mpsc::UnboundedReceiver<Command>,
+    /// For leases that nobody took; weak, so that the driver does not keep itself alive.
+    commands: mpsc::WeakUnboundedSender<Command>,
     incoming: Incoming,
     outgoing: Outgoing,
     pending: HashMap<u64, Pending>,
@@ -101,6 +108,7 @@ impl Driver {
         socket: Socket,
         tenant_slot: u32,
         inbox: mpsc::UnboundedReceiver<Command>,
+        commands: mpsc::WeakUnboundedSender<Command>,
         silence_limit: Duration,
     ) -> Self {
         let now = Instant::now();
@@ -108,6 +116,7 @@ impl Driver {
             socket,
             tenant_slot,
             inbox,
+            commands,
             incoming: Incoming::default(),
             outgoing: Outgoing::default(),
             pending: HashMap::new(),
@@ -184,7 +193,9 @@ impl Driver {
             Command::Request(Request { request, op, body, answer, permit }) => {
                 let class = match &answer {
                     Answer::Read { asked, .. } => asked.class,
-                    Answer::Reply(_) | Answer::Stream { .. } => Class::Demand,
+                    Answer::Reply(_) | Answer::Keeping { .. } | Answer::Stream { .. } => {
+                        Class::Demand
+                    }
                 };
                 let body = Encoded(body);
                 let slot = self.tenant_slot;
@@ -247,7 +258,7 @@ impl Driver {
             Op::Pong => return Ok(()),
             Op::ReadOk => self.begin_read(request, &header, &body)?,
             Op::Data => {}
-            op => self.reply(request, Reply { op, body }),
+            op => self.reply(request, Reply::releasing(op, body, &self.commands)),
         }
         match header.payload_len {
             0 => self.end_frame(request, &header),
@@ -367,7 +378,9 @@ impl Driver {
             return;
         }
         match self.pending.remove(&request).map(|pending| pending.state) {
-            Some(State::Waiting(Answer::Reply(done))) => _ = done.send(Ok(reply)),
+            Some(State::Waiting(Answer::Reply(done) | Answer::Keeping { done, .. })) => {
+                _ = done.send(Ok(reply)); // Nobody may wait any more.
+            }
             Some(state) => fail(state, &reply.refusal()),
             None => {}
         }
@@ -407,7 +420,9 @@ fn read_error(error: ReadError) -> TransferError {
 fn fail(state: State, error: &TransferError) {
     // Whoever waited may be gone: then nobody needs the news.
     match state {
-        State::Waiting(Answer::Reply(done)) => _ = done.send(Err(error.clone())),
+        State::Waiting(Answer::Reply(done) | Answer::Keeping { done, .. }) => {
+            _ = done.send(Err(error.clone()));
+        }
         State::Waiting(Answer::Read { done, .. }) | State::Arriving(_, done) => {
             _ = done.send(Err(error.clone()));
         }
@@ -415,18 +430,3 @@ fn fail(state: State, error: &TransferError) {
         State::Granted => {}
     }
 }
-
-/// A body that is encoded already.
-struct Encoded(Vec<u8>);
-
-impl larder_proto::wire::Wire for Encoded {
-    const MIN_LEN: usize = 0;
-    fn put(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(&self.0);
-    }
-    fn take(from: &mut larder_proto::wire::Reader<'_>) -> Result<Self, DecodeError> {
-        let left = from.left();
-        from.bytes("body", left).map(|bytes| Self(bytes.to_vec()))
-    }
-}
-

@@ -24,7 +24,7 @@ use larder_proto::{
     block_key,
     frame::{
         Code, Commit, Committed, Empty, Failed, HEADER_LEN, Header, Hello, HelloOk, InProgress,
-        Lookup, LookupOk, Op, Read, ReadOk, Reserve, Role, VERSION, decode_body,
+        Leased, Lookup, LookupOk, Op, Read, ReadOk, Release, Reserve, Role, VERSION, decode_body,
     },
     ids::{Generation, Incarnation, NodeId, TenantName},
     part::TierSet,
@@ -150,24 +150,40 @@ pub enum PutOutcome {
 }
 
 /// An answer without payload: its op and body.
+///
+/// An answer that leases something and is dropped before anybody took it, at whatever point a future was
+/// cancelled, releases the lease (P10).
 #[derive(Debug)]
 pub struct Reply {
     /// What it says.
     pub op: Op,
     body: Vec<u8>,
+    release: Option<mpsc::WeakUnboundedSender<Command>>,
 }
 
 impl Reply {
+    pub(crate) fn new(op: Op, body: Vec<u8>) -> Self {
+        Self { op, body, release: None }
+    }
+
+    /// An answer whose lease, if it holds one, goes back through `commands`.
+    fn releasing(op: Op, body: Vec<u8>, commands: &mpsc::WeakUnboundedSender<Command>) -> Self {
+        let release = (op == Op::Leased).then(|| commands.clone());
+        Self { op, body, release }
+    }
+
     /// The body, which must belong to `op`; a refusal becomes an error.
-    pub fn expect<T: Wire>(self, op: Op) -> Result<T, TransferError> {
+    pub fn expect<T: Wire>(mut self, op: Op) -> Result<T, TransferError> {
         if self.op == op {
-            return Ok(decode_body(op.name(), &self.body)?);
+            let value = decode_body(op.name(), &self.body)?;
+            self.release = None; // The caller has it now.
+            return Ok(value);
         }
         Err(self.refusal())
     }
 
     /// What a reply that is not the expected one means.
-    pub fn refusal(self) -> TransferError {
+    pub fn refusal(&self) -> TransferError {
         match self.op {
             Op::Failed => match decode_body::<Failed>("failed", &self.body) {
                 Ok(failed) => failed.into(),
@@ -175,6 +191,18 @@ impl Reply {
             },
             other => TransferError::OtherPeer(format!("the peer answered with {other}")),
         }
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        let commands = self.release.take().and_then(|commands| commands.upgrade());
+        let (Some(commands), Ok(leased)) = (commands, decode_body::<Leased>("leased", &self.body))
+        else {
+            return;
+        };
+        let body = Release { leases: vec![leased.lease] }.to_wire();
+        let _ = commands.send(Command::Tell { op: Op::Release, body });
     }
 }
 
@@ -218,7 +246,8 @@ impl Connection {
         let permits = Arc::new(Semaphore::new(peer.requests_limit.clamp(1, 4096) as usize));
         let mut tasks = JoinSet::new();
         let silence = Duration::from_millis(u64::from(peer.silence_limit_ms).max(100));
-        tasks.spawn(Driver::new(socket, peer.tenant_slot, inbox, silence).run());
+        let weak = commands.downgrade();
+        tasks.spawn(Driver::new(socket, peer.tenant_slot, inbox, weak, silence).run());
         let next_request = AtomicU64::new(2); // 1 was the hello.
         let shared = Shared { peer, commands, permits, next_request, _driver: tasks };
         Self { shared: Arc::new(shared) }
@@ -312,6 +341,20 @@ impl Connection {
         answer.map_err(|_| self.lost())?
     }
 
+    /// Asks something and keeps `keep` until the answer came, even if this future is dropped: for a
+    /// request that uses memory which must not be used again before. It cannot be cancelled.
+    pub(crate) async fn call_keeping(
+        &self,
+        op: Op,
+        body: &impl Wire,
+        keep: Box<dyn Any + Send>,
+    ) -> Result<Reply, TransferError> {
+        let (done, answer) = oneshot::channel();
+        let asked = Answer::Keeping { done, _keep: keep };
+        self.send(op, body.to_wire(), asked).await?.disarm();
+        answer.await.map_err(|_| self.lost())?
+    }
+
     /// Asks something that is answered item by item; `each` hears the answers until `last` came. The
     /// guard cancels the request when it is dropped.
     pub(crate) async fn stream(
@@ -400,7 +443,7 @@ pub(crate) async fn hello(socket: &Socket, identity: &Identity) -> Result<HelloO
     let header = Header::decode(&head)?;
     let mut body = vec![0; header.body_len as usize];
     read_exact(socket, &mut body).await?;
-    let peer: HelloOk = Reply { op: header.op, body }.expect(Op::HelloOk)?;
+    let peer: HelloOk = Reply::new(header.op, body).expect(Op::HelloOk)?;
     match peer.version {
         VERSION => Ok(peer),
         other => Err(TransferError::Refused {

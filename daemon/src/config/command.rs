@@ -10,7 +10,7 @@ use clap::{
 use super::{
     DaemonKind,
     error::{Origin, Problem, nearest},
-    schema::{Field, Key, Kind, Schema, Shape},
+    schema::{Field, Key, Kind, Leaf, Schema, Shape},
 };
 
 /// What the command line says.
@@ -76,10 +76,9 @@ fn command(kind: DaemonKind, about: &'static str, schema: &Schema) -> Command {
                 .long(PRINT)
                 .action(ArgAction::SetTrue)
                 .help("Print the configuration that would be used as TOML, and end"),
-            Arg::new(ALLOW_UNKNOWN)
-                .long(ALLOW_UNKNOWN)
-                .action(ArgAction::SetTrue)
-                .help("Warn of unknown keys and variables instead of refusing them, for a rollback"),
+            Arg::new(ALLOW_UNKNOWN).long(ALLOW_UNKNOWN).action(ArgAction::SetTrue).help(
+                "Warn of unknown keys and variables instead of refusing them, for a rollback",
+            ),
         ]);
     schema.keys.iter().fold(command, |command, key| command.arg(key_flag(schema, key)))
 }
@@ -93,7 +92,7 @@ fn key_flag(schema: &Schema, key: &Key) -> Arg {
     let flag = match table {
         None => flag.help_heading("Settings"),
         Some(table) => {
-            let docs = schema.tables.get(table).map_or("", String::as_str);
+            let docs = schema.tables.get(table).map_or("", |docs| docs.trim_end_matches('.'));
             flag.help_heading(format!("[{table}] {docs}"))
         }
     };
@@ -124,7 +123,11 @@ fn key_help(key: &Key) -> String {
         (Some(value), _) if value.as_array().is_some_and(Vec::is_empty) => "none".to_owned(),
         (Some(value), _) => value.as_str().map_or_else(|| value.to_string(), str::to_owned),
     };
-    let mut help = format!("{} [default: {default}]", key.docs);
+    let mut help = key.docs.clone();
+    if let Shape::Leaf(Leaf { placeholder: Leaf::CHOICE, form, .. }) = &key.shape {
+        help.push_str(&format!(" [{form}]"));
+    }
+    help.push_str(&format!(" [default: {default}]"));
     if let Shape::Tables(fields) = &key.shape {
         help.push_str(&format!("\nOne [[{}]] table each, with the keys:", key.path));
         for Field { name, docs, .. } in fields {

@@ -138,8 +138,9 @@ macro_rules! choices {
 
         impl $crate::config::Setting for $name {
             fn shape() -> $crate::config::Shape {
+                use $crate::config::{Leaf, Shape};
                 let form = ::std::concat!("one of ", $first_word $(, ", ", $word)*);
-                $crate::config::Shape::Leaf($crate::config::Leaf::text::<Self>("CHOICE", form))
+                Shape::Leaf(Leaf::text::<Self>(Leaf::CHOICE, form))
             }
         }
     };
@@ -163,9 +164,9 @@ macro_rules! text_setting {
             fn deserialize<D: $crate::macro_support::serde::Deserializer<'de>>(
                 deserializer: D,
             ) -> ::std::result::Result<Self, D::Error> {
-                let text = <::std::string::String as $crate::macro_support::serde::Deserialize>
-                    ::deserialize(deserializer)?;
-                text.parse().map_err($crate::macro_support::serde::de::Error::custom)
+                use $crate::macro_support::serde::{Deserialize, de::Error};
+                let text = <::std::string::String as Deserialize>::deserialize(deserializer)?;
+                text.parse().map_err(D::Error::custom)
             }
         }
 

@@ -26,17 +26,17 @@ use std::{ffi::OsString, fs, io, path::PathBuf, time::Duration};
 use serde::{Serialize, de::DeserializeOwned};
 use toml::{Table, Value};
 
+use self::{
+    command::{CommandLine, Options},
+    layers::Layer,
+    schema::{Schema, is_unset},
+};
 pub use self::{
     declare::macro_support,
     error::{ConfigError, Origin, Problem},
     rules::{Examined, Rules},
     schema::{Field, Leaf, Setting, Shape},
     units::{ByteSize, HumanDuration, UnitError},
-};
-use self::{
-    command::{CommandLine, Options},
-    layers::Layer,
-    schema::{Schema, is_unset},
 };
 use crate::{address::ListenAddress, log::LogConfig};
 

@@ -21,8 +21,15 @@ pub(crate) fn print(fields: &[Field], values: &Table, layer: &Layer) -> String {
 /// Single values first: below a table header they would belong to that table.
 fn print_table(out: &mut String, fields: &[Field], path: &str, values: &Table, layer: &Layer) {
     for field in fields {
-        if matches!(field.shape, Shape::Leaf(_)) {
-            print_value(out, &join(path, field.name), field.name, values.get(field.name), layer);
+        let value = values.get(field.name);
+        let has_no_header = match &field.shape {
+            Shape::Leaf(_) => true,
+            Shape::Table(_) => false,
+            // Left out, it would read back as the default.
+            Shape::Tables(_) => value.and_then(Value::as_array).is_some_and(Vec::is_empty),
+        };
+        if has_no_header {
+            print_value(out, &join(path, field.name), field.name, value, layer);
         }
     }
     for field in fields {

@@ -66,6 +66,9 @@ pub(crate) enum Kind {
 }
 
 impl Leaf {
+    /// Stands in the help for one of a few words; their list is the form.
+    pub const CHOICE: &'static str = "CHOICE";
+
     /// A value that is written as a text; `T` reads it with its `Deserialize`.
     pub fn text<T: DeserializeOwned>(placeholder: &'static str, form: impl Into<String>) -> Self {
         Self::of::<T>(Kind::Text, placeholder, form)
@@ -94,9 +97,11 @@ pub(crate) fn is_unset(value: &Value) -> bool {
 impl<T: Setting> Setting for Option<T> {
     fn shape() -> Shape {
         match T::shape() {
-            Shape::Leaf(leaf) => {
-                Shape::Leaf(Leaf { optional: true, form: format!("{}, or \"\" for none", leaf.form), ..leaf })
-            }
+            Shape::Leaf(leaf) => Shape::Leaf(Leaf {
+                optional: true,
+                form: format!("{}, or \"\" for none", leaf.form),
+                ..leaf
+            }),
             Shape::Table(_) | Shape::Tables(_) => {
                 panic!("only single values can be optional; a table is there with its defaults")
             }

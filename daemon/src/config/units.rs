@@ -43,8 +43,14 @@ pub enum UnitError {
 /// Largest unit first: `Display` takes the first that divides.
 type Units = [(&'static str, u64)];
 
-const SIZE_UNITS: &Units =
-    &[("PiB", 1 << 50), ("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
+const SIZE_UNITS: &Units = &[
+    ("PiB", 1 << 50),
+    ("TiB", 1 << 40),
+    ("GiB", 1 << 30),
+    ("MiB", 1 << 20),
+    ("KiB", 1 << 10),
+    ("B", 1),
+];
 const SIZE_UNIT_NAMES: &str = "B, KiB, MiB, GiB, TiB, PiB";
 
 const DURATION_UNITS: &Units = &[
@@ -232,7 +238,10 @@ mod tests {
         assert_eq!(size("-1GiB"), "it does not start with a whole number");
         assert_eq!(size("99999999PiB"), "the value is too large");
         assert_eq!(size("99999999999999999999999B"), "the value is too large");
-        assert_eq!("5".parse::<HumanDuration>(), Err(UnitError::NoUnit { units: DURATION_UNIT_NAMES }));
+        assert_eq!(
+            "5".parse::<HumanDuration>(),
+            Err(UnitError::NoUnit { units: DURATION_UNIT_NAMES })
+        );
         assert!("1.5s".parse::<HumanDuration>().is_err());
     }
 }

@@ -77,3 +77,17 @@ fn is_meant_for(kind: DaemonKind, name: &str, known: &[String]) -> bool {
 fn is_service_link(name: &str) -> bool {
     name.ends_with("_PORT") || name.contains("_PORT_") || name.contains("_SERVICE_")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_variables_of_a_service_are_not_taken_for_misspelt_ones() {
+        let known = ["LARDER_NODE__PORT", "LARDER_NODE__SERVICE__HOST"].map(str::to_owned);
+        let meant = |name: &str| is_meant_for(DaemonKind::Node, name, &known);
+        assert!(!meant("LARDER_NODE_PORT"));
+        assert!(!meant("LARDER_NODE_SERVICE_HOST"));
+        assert!(meant("LARDER_NODEPORT"));
+    }
+}

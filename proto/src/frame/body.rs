@@ -154,6 +154,9 @@ wire_struct! {
         /// Check the bytes against their sums before sending them: asked again after a transfer arrived
         /// damaged, to find out which end the damage is at. A damaged copy is withdrawn.
         pub verify: bool,
+        /// The content that the part is expected to have: names the space in the notice that goes to
+        /// masters when the part turns out to be absent.
+        pub content: ContentFingerprint,
     }
 }
 
@@ -393,8 +396,8 @@ wire_struct! {
 wire_struct! {
     /// Bring these parts here and lease them to me.
     pub struct Fetch {
-        /// The layout of all.
-        pub layout: LayoutFingerprint,
+        /// The model version of all.
+        pub model: ModelVersion,
         /// Which parts, in the order wanted.
         pub items: Vec<FetchItem>,
         /// Give up after this long.
@@ -508,7 +511,15 @@ mod tests {
             layout: LayoutFingerprint::from_bytes([2; 32]),
             part: PartNumber(0),
         };
-        Read { part, offset, len, generation: None, class: Class::Demand, verify: false }
+        Read {
+            part,
+            offset,
+            len,
+            generation: None,
+            class: Class::Demand,
+            verify: false,
+            content: ContentFingerprint::from_bytes([3; 32]),
+        }
     }
 
     #[test]

@@ -14,10 +14,7 @@
 
 use crate::{eviction::Unit, inventory::BlockState, tiers::dram::DramCopy};
 use larder_proto::{
-    BlockKey, PartNumber,
-    fingerprint::ContentFingerprint,
-    frame::PartInfo,
-    ids::Incarnation,
+    BlockKey, PartNumber, fingerprint::ContentFingerprint, frame::PartInfo, ids::Incarnation,
 };
 use smallvec::SmallVec;
 use std::{sync::Arc, time::Duration};

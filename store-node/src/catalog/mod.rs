@@ -23,7 +23,11 @@ pub use room::Watermarks;
 
 use crate::{
     eviction::{Policy, Unit, UseClock},
-    inventory::{BlockState, Change, ChangeLog, log::Loss},
+    inventory::{
+        BlockState, Change, ChangeLog,
+        command::{Evicted, Eviction},
+        log::Loss,
+    },
     tiers::dram::{Arena, DramCopy},
 };
 use block::{Block, Occupied, Stored};
@@ -94,32 +98,6 @@ impl PartRead {
     pub fn verify(&self) -> Result<(), larder_proto::checksum::Damaged> {
         self.info.sums.verify(0, self.copy.bytes())
     }
-}
-
-/// What of a node's catalog an explicit removal takes. All stated conditions must hold.
-#[derive(Debug, Clone)]
-pub struct RemovalFilter {
-    /// Whose blocks.
-    pub tenant: TenantId,
-    /// Of this content only.
-    pub content: Option<larder_proto::ContentFingerprint>,
-    /// In this layout only.
-    pub layout: Option<LayoutFingerprint>,
-    /// These blocks only.
-    pub keys: Option<Vec<BlockKey>>,
-    /// Published by this principal only.
-    pub producer: Option<String>,
-    /// Count, and remove nothing.
-    pub dry_run: bool,
-}
-
-/// What a removal took, or would take.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Removal {
-    /// Blocks.
-    pub blocks: u64,
-    /// Bytes of their parts.
-    pub bytes: u64,
 }
 
 /// Counts since the start of the node.
@@ -264,11 +242,11 @@ impl Catalog {
 
     /// Removes what the filter selects. Parts that are being read are removed too; their bytes stay
     /// until the readers are done.
-    pub fn remove(&self, filter: &RemovalFilter) -> Removal {
-        let mut total = Removal::default();
-        let shards: Vec<usize> = match &filter.keys {
-            Some(keys) => keys.iter().map(|key| usize::from(Shard::of(key).0)).collect(),
-            None => (0..SHARDS).collect(),
+    pub fn remove(&self, filter: &Eviction) -> Evicted {
+        let mut total = Evicted::default();
+        let shards: Vec<usize> = match filter.keys.as_slice() {
+            [] => (0..SHARDS).collect(),
+            keys => keys.iter().map(|key| usize::from(Shard::of(key).0)).collect(),
         };
         for shard in shards.into_iter().collect::<std::collections::BTreeSet<_>>() {
             let selected: Vec<BlockId> = {
@@ -288,13 +266,13 @@ impl Catalog {
     }
 
     /// What a removal would take of a block.
-    fn weigh(&self, id: &BlockId, filter: &RemovalFilter) -> Removal {
+    fn weigh(&self, id: &BlockId, filter: &Eviction) -> Evicted {
         let shard = self.shard(id);
         let block = shard.get(id);
         let chosen = block.into_iter().flat_map(Block::all_stored);
         let lens = chosen.filter(|(_, s)| filter.selects_part(s)).map(|(_, s)| s.info.len);
         let bytes = lens.sum();
-        Removal { blocks: u64::from(bytes > 0), bytes }
+        Evicted { blocks: u64::from(bytes > 0), bytes }
     }
 
     /// Says, with a number, that a block that was asked for is not here (P5).
@@ -313,15 +291,15 @@ impl Catalog {
         id: &BlockId,
         loss: Loss,
         choose: impl FnOnce(&Block) -> Vec<PartNumber>,
-    ) -> Removal {
+    ) -> Evicted {
         let (removal, orphaned_parent) = {
             let mut shard = self.shard(id);
-            let Some(block) = shard.get_mut(id) else { return Removal::default() };
+            let Some(block) = shard.get_mut(id) else { return Evicted::default() };
             let chosen = choose(block);
             let taken: Vec<Stored> =
                 chosen.into_iter().filter_map(|part| block.take_stored(part)).collect();
             self.parts.fetch_sub(taken.len() as u64, Ordering::Relaxed);
-            let removal = Removal {
+            let removal = Evicted {
                 blocks: u64::from(!taken.is_empty()),
                 bytes: taken.iter().map(|stored| stored.info.len).sum(),
             };
@@ -388,9 +366,8 @@ impl Catalog {
     /// Notes that a block with this parent is here now.
     fn child_came(&self, parent: &BlockId, child: &Block) {
         let mut shard = self.shard(parent);
-        let block = shard
-            .entry(*parent)
-            .or_insert_with(|| Block::empty(child.content, child.root, None));
+        let block =
+            shard.entry(*parent).or_insert_with(|| Block::empty(child.content, child.root, None));
         block.children += 1;
     }
 
@@ -416,13 +393,13 @@ impl Catalog {
     }
 }
 
-impl RemovalFilter {
+impl Eviction {
     fn selects(&self, id: &BlockId, block: &Block) -> bool {
         let Self { tenant, content, layout, keys, producer: _, dry_run: _ } = self;
         *tenant == id.tenant
             && content.is_none_or(|content| content == block.content)
             && layout.is_none_or(|layout| layout == id.layout)
-            && keys.as_ref().is_none_or(|keys| keys.contains(&id.key))
+            && (keys.is_empty() || keys.contains(&id.key))
             && block.all_stored().any(|(_, stored)| self.selects_part(stored))
     }
 

@@ -5,7 +5,7 @@
 //! can no longer write.
 
 use super::{
-    BlockId, Catalog, Loss, Occupied, Producer, Stored, WriterId,
+    BlockId, Catalog, Loss, Occupied, PartRead, Producer, Stored, WriterId,
     block::{self, Block, Writing},
 };
 use crate::{eviction::Unit, tiers::dram::WritableExtent};
@@ -102,9 +102,8 @@ impl Catalog {
         let writer = WriterId(self.last_writer.fetch_add(1, Ordering::Relaxed) + 1);
         {
             let mut shard = self.shard(&id);
-            let block = shard
-                .entry(id)
-                .or_insert_with(|| Block::empty(put.content, put.root, put.parent));
+            let block =
+                shard.entry(id).or_insert_with(|| Block::empty(put.content, put.root, put.parent));
             match block.occupied(name.part.part) {
                 Some(Occupied::Stored(stored)) => return Admission::Exists(stored.info.generation),
                 Some(Occupied::Writing(writing)) => {
@@ -194,7 +193,8 @@ impl Put {
     }
 
     /// Makes the part visible, if all bytes came and, where the writer stated its own sums, match them.
-    pub fn commit(mut self, stated: Option<&ChunkSums>) -> Result<Generation, CommitError> {
+    /// Hands it back for reading, so that nothing can evict it before its writer has seen it.
+    pub fn commit(mut self, stated: Option<&ChunkSums>) -> Result<PartRead, CommitError> {
         let incomplete =
             CommitError::Incomplete { filled: self.filled as u64, len: self.len as u64 };
         let (true, Some(sums)) = (self.is_full(), self.sums.take()) else { return Err(incomplete) };
@@ -209,10 +209,11 @@ impl Put {
         let Provenance { origin, codec } = self.provenance.clone();
         let info = PartInfo { generation, len: self.len as u64, codec, sums, origin };
         let stored = Stored { copy: extent.freeze(), info: Arc::new(info) };
+        let read = PartRead { copy: stored.copy.clone(), info: Arc::clone(&stored.info) };
         catalog.publish(&self.name, self.writer, stored)?;
         catalog.counters.commits.fetch_add(1, Ordering::Relaxed);
         catalog.parts.fetch_add(1, Ordering::Relaxed);
-        Ok(generation)
+        Ok(read)
     }
 
     fn compare(&self, stated: &ChunkSums, actual: &ChunkSums) -> Result<(), CommitError> {

@@ -69,7 +69,8 @@ impl Catalog {
         let parent = {
             let mut shard = self.shard(id);
             let Some(block) = shard.get_mut(id) else { return Verdict::Gone };
-            if !block.unit.as_ref().is_some_and(|current| std::ptr::eq(&raw const **current, unit)) {
+            if !block.unit.as_ref().is_some_and(|current| std::ptr::eq(&raw const **current, unit))
+            {
                 return Verdict::Gone;
             }
             if block.is_in_use() {

@@ -63,7 +63,7 @@ fn store(catalog: &Arc<Catalog>, n: u8, parent: Option<u8>, len: usize) -> Optio
     let Admission::Granted(mut put) = reserve(catalog, n, parent, len) else { return None };
     put.spare().fill(n);
     put.advance(len);
-    Some(put.commit(None).unwrap())
+    Some(put.commit(None).unwrap().info().generation)
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn a_commit_with_missing_bytes_or_other_sums_is_refused_and_its_space_comes_back
     put.spare()[..4096].fill(1);
     put.advance(4096);
     let incomplete = CommitError::Incomplete { filled: 4096, len: 5000 };
-    assert_eq!(put.commit(None), Err(incomplete));
+    assert_eq!(put.commit(None).unwrap_err(), incomplete);
 
     let mut put = granted(reserve(&catalog, 1, None, 5000));
     put.spare().fill(1);
@@ -112,7 +112,7 @@ fn a_revoked_writer_keeps_its_space_but_its_late_commit_replaces_nothing() {
     store(&catalog, 1, None, 4096).unwrap();
     late.spare().fill(99);
     late.advance(4096);
-    assert_eq!(late.commit(None), Err(CommitError::Revoked));
+    assert_eq!(late.commit(None).unwrap_err(), CommitError::Revoked);
     assert_eq!(catalog.read(&name(1)).unwrap().bytes(), [1; 4096]);
     assert_eq!(catalog.arena().used_bytes(), 4096);
 }
@@ -137,7 +137,8 @@ fn tails_go_before_heads_even_if_the_head_was_used_longer_ago() {
     store(&catalog, 3, Some(2), 4096).unwrap();
     catalog.read(&name(3)).unwrap();
     store(&catalog, 10, None, 2 * 4096).unwrap();
-    let left: Vec<u8> = [1, 2, 3].into_iter().filter(|n| catalog.read(&name(*n)).is_some()).collect();
+    let left: Vec<u8> =
+        [1, 2, 3].into_iter().filter(|n| catalog.read(&name(*n)).is_some()).collect();
     assert_eq!(left, [1, 2]);
 }
 
@@ -176,25 +177,25 @@ fn a_damaged_copy_is_withdrawn_told_and_replaceable() {
 fn a_removal_takes_what_its_filter_says_and_a_dry_run_nothing() {
     let catalog = catalog(8);
     (1..=4).for_each(|n| _ = store(&catalog, n, None, 4096).unwrap());
-    let mut filter = RemovalFilter {
+    let mut filter = Eviction {
         tenant: TenantName::default().id(),
         content: None,
         layout: None,
-        keys: Some(vec![key(1), key(3), key(77)]),
+        keys: vec![key(1), key(3), key(77)],
         producer: None,
         dry_run: true,
     };
-    let two = Removal { blocks: 2, bytes: 2 * 4096 };
+    let two = Evicted { blocks: 2, bytes: 2 * 4096 };
     assert_eq!(catalog.remove(&filter), two);
     assert_eq!(catalog.part_count(), 4);
     filter.dry_run = false;
     assert_eq!(catalog.remove(&filter), two);
     assert_eq!((catalog.part_count(), catalog.block_count()), (2, 2));
-    let other = RemovalFilter { producer: Some("engine-b".into()), keys: None, ..filter.clone() };
-    assert_eq!(catalog.remove(&other), Removal::default());
+    let other = Eviction { producer: Some("engine-b".into()), keys: Vec::new(), ..filter.clone() };
+    assert_eq!(catalog.remove(&other), Evicted::default());
     let of_other_tenant =
-        RemovalFilter { tenant: "t2".parse::<TenantName>().unwrap().id(), keys: None, ..filter };
-    assert_eq!(catalog.remove(&of_other_tenant), Removal::default());
+        Eviction { tenant: "t2".parse::<TenantName>().unwrap().id(), keys: Vec::new(), ..filter };
+    assert_eq!(catalog.remove(&of_other_tenant), Evicted::default());
 }
 
 #[test]
@@ -245,11 +246,11 @@ proptest! {
                 Op::Read(n) => readers.extend(catalog.read(&name(n)).map(|read| (n, read))),
                 Op::Release => drop(readers.pop()),
                 Op::Remove(n) => {
-                    let filter = RemovalFilter {
+                    let filter = Eviction {
                         tenant: TenantName::default().id(),
                         content: None,
                         layout: None,
-                        keys: Some(vec![key(n)]),
+                        keys: vec![key(n)],
                         producer: None,
                         dry_run: false,
                     };

@@ -1,11 +1,7 @@
 //! Least recently used first.
 
 use super::{Policy, Unit, Verdict};
-use std::{
-    cmp::Reverse,
-    collections::BinaryHeap,
-    sync::Arc,
-};
+use std::{cmp::Reverse, collections::BinaryHeap, sync::Arc};
 
 /// A heap by last use. A use does not move its block in the heap (that would put a lock on the read
 /// path); a block that comes to the top and was used since goes back with its new time instead, so each

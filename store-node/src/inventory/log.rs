@@ -199,7 +199,8 @@ mod tests {
                 layout: LayoutFingerprint::from_bytes([2; 32]),
             };
             let parts = PartSet::of([PartNumber(part)]).unwrap();
-            sets.intern(&PartSetDef { tenant: TenantId::from_bytes([3; 16]), model, parts }).unwrap();
+            sets.intern(&PartSetDef { tenant: TenantId::from_bytes([3; 16]), model, parts })
+                .unwrap();
         }
         Arc::new(sets)
     }
@@ -222,7 +223,10 @@ mod tests {
         }
         let mut out = Vec::new();
         log.read(2, 10, &mut out).unwrap();
-        assert_eq!(out.iter().map(|r| r.key).collect::<Vec<_>>(), (3..=6).map(|n| key(n, n)).collect::<Vec<_>>());
+        assert_eq!(
+            out.iter().map(|r| r.key).collect::<Vec<_>>(),
+            (3..=6).map(|n| key(n, n)).collect::<Vec<_>>()
+        );
         out.clear();
         log.read(3, 2, &mut out).unwrap();
         assert_eq!(out.iter().map(|r| r.key).collect::<Vec<_>>(), [key(4, 4), key(5, 5)]);

@@ -28,7 +28,9 @@ pub struct BlockState {
 
 /// No further part set fits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the node knows {limit} part sets, which is the limit: the block is kept and not announced")]
+#[error(
+    "the node knows {limit} part sets, which is the limit: the block is kept and not announced"
+)]
 pub struct SetsFull {
     /// The limit.
     pub limit: usize,

@@ -285,7 +285,9 @@ impl Publisher {
     ) -> Option<control::NodeMessage> {
         let message = match &mut self.phase {
             Phase::Down => None,
-            Phase::Greeting { hello } => hello.take().map(|hello| node_message::Message::Hello(*hello)),
+            Phase::Greeting { hello } => {
+                hello.take().map(|hello| node_message::Message::Hello(*hello))
+            }
             Phase::Open(open) => open.next_message(now, &self.limits, log, inventory),
         }?;
         Some(control::NodeMessage { message: Some(message) })
@@ -323,8 +325,15 @@ impl Publisher {
     }
 
     fn hello(&self, seen: Option<Term>) -> control::Hello {
-        let Identity { node, incarnation, name, data_address, control_address, capacity_bytes, version } =
-            &self.identity;
+        let Identity {
+            node,
+            incarnation,
+            name,
+            data_address,
+            control_address,
+            capacity_bytes,
+            version,
+        } = &self.identity;
         let cluster = seen.map(|term| Bytes::copy_from_slice(term.cluster.as_bytes()));
         control::Hello {
             protocol: PROTOCOL,
@@ -581,7 +590,11 @@ impl Open {
             if self.answers.len() >= 4 * limit {
                 return Err(SessionError::Flooded);
             }
-            self.answers.push_back(control::CommandResult { id, refused: reason, ..Default::default() });
+            self.answers.push_back(control::CommandResult {
+                id,
+                refused: reason,
+                ..Default::default()
+            });
             Ok(None)
         };
         let cluster: ClusterId = match cluster.as_ref().try_into() {

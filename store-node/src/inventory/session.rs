@@ -16,6 +16,7 @@ use super::{
     terms::{Refusal, TermGate},
 };
 use futures_util::FutureExt;
+use larder_daemon::run::chain;
 use larder_proto::{
     Term,
     control::{self, master_client::MasterClient},
@@ -107,7 +108,10 @@ pub struct Link<S> {
 }
 
 /// One link for every address (`host:port`), and the board that shows them.
-pub fn links<S: CommandSink>(shared: Arc<Shared<S>>, addresses: &[String]) -> (Vec<Link<S>>, LinkBoard) {
+pub fn links<S: CommandSink>(
+    shared: Arc<Shared<S>>,
+    addresses: &[String],
+) -> (Vec<Link<S>>, LinkBoard) {
     let state = |address: &String| {
         let progress = Progress { state: "down", ..Progress::default() };
         Mutex::new(LinkState { address: address.clone(), progress, sessions: 0, last_error: None })
@@ -187,13 +191,16 @@ impl<S: CommandSink> Link<S> {
             outgoing.try_send(hello).map_err(|_| EndError::Closed)?;
         }
         let opening = async {
-            let mut client = MasterClient::new(endpoint(&self.address)?.connect().await.map_err(EndError::Connect)?);
+            let mut client = MasterClient::new(
+                endpoint(&self.address)?.connect().await.map_err(EndError::Connect)?,
+            );
             let reply = client.session(ReceiverStream::new(messages)).await;
             let mut incoming = reply.map_err(|status| EndError::Stream { status })?.into_inner();
             let welcome = incoming.message().await.map_err(|status| EndError::Stream { status })?;
             Ok::<_, EndError>((welcome.ok_or(EndError::Closed)?, incoming))
         };
-        let (welcome, incoming) = timeout(GREETING_LIMIT, opening).await.map_err(|_| EndError::Silent)??;
+        let (welcome, incoming) =
+            timeout(GREETING_LIMIT, opening).await.map_err(|_| EndError::Silent)??;
         let mut obeying = Obeying::new();
         self.receive(welcome, &mut obeying)?;
         self.note_open();
@@ -254,7 +261,11 @@ impl<S: CommandSink> Link<S> {
         self.publisher.step(Instant::now().into_std(), input, &self.shared.log)
     }
 
-    fn receive(&mut self, message: control::MasterMessage, obeying: &mut Obeying) -> Result<(), EndError> {
+    fn receive(
+        &mut self,
+        message: control::MasterMessage,
+        obeying: &mut Obeying,
+    ) -> Result<(), EndError> {
         match self.step(Input::Received(message))? {
             None => {}
             Some(Action::Greet(term)) => self.shared.gate.greet(term)?,
@@ -298,7 +309,8 @@ async fn obey<S: CommandSink>(
     term: Term,
     filter: control::EvictFilter,
 ) -> control::CommandResult {
-    let refused = |reason: String| control::CommandResult { id, refused: reason, ..Default::default() };
+    let refused =
+        |reason: String| control::CommandResult { id, refused: reason, ..Default::default() };
     if let Err(refusal) = shared.gate.admit(term) {
         return refused(chain(&refusal));
     }
@@ -331,11 +343,6 @@ fn endpoint(address: &str) -> Result<Endpoint, EndError> {
         .http2_keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_LIMIT)
         .keep_alive_while_idle(true))
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 /// Grows from attempt to attempt; the jitter keeps the nodes of a cluster from reconnecting in step

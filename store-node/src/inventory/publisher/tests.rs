@@ -2,7 +2,9 @@ use super::*;
 use crate::inventory::log::{Change, Loss};
 use larder_proto::{
     ContentFingerprint, LayoutFingerprint, ModelVersion,
-    control::{Ack, Command, CommandResult, EvictFilter, Resync, Welcome, command, node_message::Message},
+    control::{
+        Ack, Command, CommandResult, EvictFilter, Resync, Welcome, command, node_message::Message,
+    },
     event::{PartSet, PartSetDef, SHARDS, records},
     ids::TenantId,
     part::{PartNumber, Tier, TierSet},
@@ -163,7 +165,8 @@ fn a_snapshot_stands_right_after_the_event_it_names() {
     assert!(matches!(events, Some(Message::Events(events)) if events.first_seq == 1));
     catalog.evict(gone);
     let sent = catalog.drain(&mut publisher, catalog.now);
-    let [Message::Snapshot(snapshot), Message::Heartbeat(_) | Message::Events(_), ..] = &sent[..] else {
+    let [Message::Snapshot(snapshot), Message::Heartbeat(_) | Message::Events(_), ..] = &sent[..]
+    else {
         panic!("{sent:?}")
     };
     assert_eq!((snapshot.seq, keys(&snapshot.records).len()), (2, 2), "the eviction comes later");
@@ -179,7 +182,7 @@ fn a_large_shard_comes_in_pieces_that_nothing_separates() {
     let catalog = Catalog::new(64);
     for n in 0..10 {
         catalog.store(1, n);
-    };
+    }
     let mut publisher = publisher();
     open(&catalog, &mut publisher, 1);
     catalog.drain(&mut publisher, catalog.now);
@@ -206,7 +209,9 @@ fn a_slow_master_holds_back_itself_and_falls_off_the_ring_into_digests() {
     catalog.store_many(0..40);
     // The first event is lost already: a jump, then digests.
     let sent = catalog.drain(&mut publisher, catalog.now);
-    assert!(matches!(&sent[..], [Message::Heartbeat(beat)] if beat.seq == 40 && !beat.digests.is_empty()));
+    assert!(
+        matches!(&sent[..], [Message::Heartbeat(beat)] if beat.seq == 40 && !beat.digests.is_empty())
+    );
     publisher.step(catalog.now, ack(40), &catalog.log).unwrap();
 
     catalog.store_many(100..112);

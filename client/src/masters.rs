@@ -1,0 +1,158 @@
+//! Questions to masters.
+//!
+//! Any connected master answers reads (P6), so a question goes to the one that answered last and, if that
+//! one fails or is silent, to the others in turn. Every call has a deadline; dead connections are found
+//! by pings (F19).
+
+use crate::error::ClientError;
+use larder_proto::{
+    block_key,
+    control::{self, master_client::MasterClient},
+    fingerprint::ModelDescription,
+};
+use std::{
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+use tokio::time::timeout;
+use tonic::{
+    Code, Response, Status,
+    transport::{Channel, Endpoint},
+};
+
+/// How long one master may take to answer a question.
+pub const CALL_DEADLINE: Duration = Duration::from_secs(2);
+/// How long a connection attempt may take.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(1);
+/// How often a connection is pinged, and how long the answer may take.
+const PING: Duration = Duration::from_secs(4);
+
+/// A handle of all configured masters; clones share their connections.
+#[derive(Debug, Clone)]
+pub struct Masters {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    masters: Vec<(String, MasterClient<Channel>)>,
+    /// The one that answered last.
+    preferred: AtomicUsize,
+}
+
+impl Masters {
+    /// Masters at these addresses (`host:port`). Connects when it is first asked, so it never fails for
+    /// a master that is down now. Has to be called within a runtime.
+    pub fn new(addresses: &[String]) -> Result<Self, ClientError> {
+        let client = |address: &String| {
+            let endpoint = Endpoint::from_shared(format!("http://{address}"))
+                .map_err(|_| ClientError::Invalid(format!("{address} is not host:port")))?
+                .connect_timeout(CONNECT_DEADLINE)
+                .tcp_nodelay(true)
+                .http2_keep_alive_interval(PING)
+                .keep_alive_timeout(PING)
+                .keep_alive_while_idle(true);
+            Ok((address.clone(), MasterClient::new(endpoint.connect_lazy())))
+        };
+        let masters = addresses.iter().map(client).collect::<Result<_, ClientError>>()?;
+        let preferred = AtomicUsize::new(0);
+        Ok(Self { shared: Arc::new(Shared { masters, preferred }) })
+    }
+
+    /// Whether no master is configured: then this host stands alone.
+    pub fn is_empty(&self) -> bool {
+        self.shared.masters.is_empty()
+    }
+
+    /// The configured addresses.
+    pub fn addresses(&self) -> impl Iterator<Item = &str> {
+        self.shared.masters.iter().map(|(address, _)| address.as_str())
+    }
+
+    /// Asks one master after the other until one answers. An answer that would be the same from any
+    /// master (not found, not allowed) is final.
+    pub async fn ask<T, F>(
+        &self,
+        mut call: impl FnMut(MasterClient<Channel>) -> F,
+    ) -> Result<T, ClientError>
+    where
+        F: Future<Output = Result<Response<T>, Status>>,
+    {
+        let Shared { masters, preferred } = &*self.shared;
+        let first = preferred.load(Ordering::Relaxed);
+        let mut errors = Vec::new();
+        for i in 0..masters.len() {
+            let at = (first + i) % masters.len();
+            let (address, client) = &masters[at];
+            match timeout(CALL_DEADLINE, call(client.clone())).await {
+                Ok(Ok(answer)) => {
+                    preferred.store(at, Ordering::Relaxed);
+                    return Ok(answer.into_inner());
+                }
+                Ok(Err(status)) if is_final(status.code()) => {
+                    return Err(ClientError::Invalid(status.message().to_owned()));
+                }
+                Ok(Err(status)) => {
+                    errors.push(format!("{address}: {}", describe(&status)));
+                }
+                Err(_) => errors.push(format!("{address}: no answer within {CALL_DEADLINE:?}")),
+            }
+        }
+        if errors.is_empty() {
+            errors.push("none is configured".to_owned());
+        }
+        Err(ClientError::Masters(errors))
+    }
+
+    /// Tells every master of a model version; the first error, if any master did not take it.
+    pub async fn register(&self, model: &ModelDescription) -> Result<(), ClientError> {
+        let request = control::RegisterModelRequest {
+            display_name: model.display_name.clone(),
+            content: model.content.encode().into(),
+            layout: model.layout.encode().into(),
+            key_check: block_key::self_check().as_bytes().to_vec().into(),
+        };
+        let mut errors = Vec::new();
+        for (address, client) in &self.shared.masters {
+            let mut client = client.clone();
+            match timeout(CALL_DEADLINE, client.register_model(request.clone())).await {
+                Ok(Ok(_)) => {}
+                Ok(Err(status)) => errors.push(format!("{address}: {}", describe(&status))),
+                Err(_) => errors.push(format!("{address}: no answer within {CALL_DEADLINE:?}")),
+            }
+        }
+        match errors.is_empty() {
+            true => Ok(()),
+            false => Err(ClientError::Masters(errors)),
+        }
+    }
+}
+
+/// Whether every master would say the same.
+fn is_final(code: Code) -> bool {
+    matches!(
+        code,
+        Code::InvalidArgument | Code::NotFound | Code::PermissionDenied | Code::Unauthenticated
+    )
+}
+
+/// The message of a status, or of what is behind it.
+fn describe(status: &Status) -> String {
+    let source = std::error::Error::source(status).map(|source| {
+        let mut chain = source.to_string();
+        let mut next = source.source();
+        while let Some(inner) = next {
+            chain = format!("{chain}: {inner}");
+            next = inner.source();
+        }
+        chain
+    });
+    match source {
+        Some(chain) => format!("{} ({chain})", status.message()),
+        None => status.message().to_owned(),
+    }
+}

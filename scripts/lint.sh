@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# What reviewers should not have to look for. Without arguments all of it, else the named parts.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. scripts/build-env.sh
+. scripts/stages.sh
+
+[ "$#" -gt 0 ] || { stage packages scripts/system-packages.sh; set -- format clippy docs; }
+for part in "$@"; do
+    case "$part" in
+        format) stage format cargo fmt --all --check ;;
+        # The profile of the tests, so that the C++ libraries are not compiled again.
+        clippy) stage clippy cargo clippy --release --workspace --all-targets -- -D warnings ;;
+        docs) stage docs env RUSTDOCFLAGS="-D warnings" cargo doc --release --workspace --no-deps ;;
+        *) echo "usage: scripts/lint.sh [format] [clippy] [docs]" >&2; exit 2 ;;
+    esac
+done

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Builds everything and runs all tests. `--long` adds those that take minutes: tests marked
+# `#[ignore]`, and more cases for each property.
+#
+# A cold build compiles RocksDB and llama.cpp: about 17 minutes on two idle cores, once.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. scripts/build-env.sh
+. scripts/stages.sh
+
+more=()
+case "${1:-}" in
+    '') ;;
+    --long) more=(-- --include-ignored); export PROPTEST_CASES=${PROPTEST_CASES:-4096} ;;
+    *) echo "usage: scripts/test.sh [--long]" >&2; exit 2 ;;
+esac
+
+stage packages scripts/system-packages.sh
+# Here, and not from a test: nothing is downloaded behind anybody's back in the middle of a run.
+stage model scripts/fetch-model.sh
+stage build cargo build --release --workspace --all-targets
+# Doc tests included. Later crates are tested even if an earlier one fails.
+stage test cargo test --release --workspace --no-fail-fast ${more[@]+"${more[@]}"}

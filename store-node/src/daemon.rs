@@ -1,0 +1,201 @@
+//! `larder-node` as a whole: opens the state, touches the memory, binds, and runs every task until one
+//! ends or the node is told to stop.
+
+use crate::{
+    catalog::Catalog,
+    config::NodeConfig,
+    eviction::Lru,
+    inventory::{
+        ChangeLog, Inventory, PartSets,
+        publisher::{Identity as NodeIdentity, Limits as SessionLimits},
+        session::{self, Shared},
+        terms::TermGate,
+    },
+    metrics,
+    node::Node,
+    service::NodeService,
+    state::StateDir,
+    tiers::dram::Arena,
+    transfer::{self, Listener},
+};
+use larder_client::{connection::Identity, masters::Masters, peers::Peers};
+use larder_daemon::{
+    Context, TaskError, Tasks,
+    address::{AdvertiseAddress, announce},
+    config::ByteSize,
+    http::Health,
+};
+use larder_proto::{
+    control::node_server::NodeServer,
+    frame::Role,
+    ids::{Incarnation, NodeId},
+};
+use std::{fs, io, path::Path, sync::Arc, time::Duration};
+use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio_stream::wrappers::TcpListenerStream;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+/// How often gauges are brought up to date.
+const GAUGES: Duration = Duration::from_secs(1);
+/// How often masters are told again of the model versions that run here: a master that lost its state
+/// learns them within this time.
+const REGISTRAR: Duration = Duration::from_secs(10);
+
+/// Runs a node until `context.stop`.
+pub async fn run(config: NodeConfig, context: Context) -> Result<(), TaskError> {
+    let state = StateDir::open(&config.state_dir)
+        .map_err(|error| named(error, "open the state directory", &config.state_dir))?;
+    let (id, incarnation) = (state.node_id()?, state.next_incarnation()?);
+    let name = config.name.clone().unwrap_or_else(host_name);
+    info!(node = %id, %incarnation, name, "node");
+
+    let log = Arc::new(ChangeLog::new(
+        Arc::new(PartSets::new(PartSets::DEFAULT_LIMIT)),
+        ChangeLog::DEFAULT_CAPACITY,
+    ));
+    let arena = touch_arena(&config, context.health.clone()).await?;
+    let policy = Box::new(Lru::default());
+    let catalog = Catalog::new(incarnation, arena, policy, config.watermarks(), Arc::clone(&log));
+
+    let (data, data_bound) = config.data.listen.bind("data").await?;
+    let (control, control_bound) = config.control.listen.bind("control").await?;
+    let socket = &config.local.socket;
+    if let Some(parent) = socket.parent() {
+        fs::create_dir_all(parent).map_err(|error| named(error, "make", parent))?;
+    }
+    let local =
+        Listener::unix(socket).map_err(|error| named(error, "listen for engines on", socket))?;
+    announce("local", &socket.display());
+
+    let data_address = AdvertiseAddress::for_bound(config.data.advertise.as_ref(), data_bound);
+    let control_address =
+        AdvertiseAddress::for_bound(config.control.advertise.as_ref(), control_bound);
+    let identity = NodeIdentity {
+        node: id,
+        incarnation,
+        name: name.clone(),
+        data_address: data_address.to_string(),
+        control_address: control_address.to_string(),
+        capacity_bytes: catalog.arena().capacity_bytes(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+    };
+    let node = Node::new(
+        id,
+        config.limits(),
+        Arc::clone(&catalog),
+        Masters::new(&config.masters)?,
+        Peers::new(peer_identity(id, incarnation)),
+    );
+    let shared = Shared {
+        identity,
+        limits: SessionLimits::default(),
+        log,
+        inventory: Arc::clone(&catalog) as Arc<dyn Inventory>,
+        sink: Arc::clone(&node),
+        gate: Arc::new(TermGate::open(state.terms())?),
+    };
+    let (links, board) = session::links(Arc::new(shared), &config.masters);
+
+    let mut tasks = Tasks::new(context.stop.clone());
+    let stop = tasks.stop();
+    for link in links {
+        let stop = stop.clone();
+        tasks.spawn("session", async move {
+            link.run(stop).await;
+            Ok::<(), TaskError>(())
+        });
+    }
+    for listener in [Listener::Tcp(data), local] {
+        let (node, stop) = (Arc::clone(&node), stop.clone());
+        tasks.spawn("data plane", async move {
+            transfer::serve(node, listener, stop).await;
+            Ok::<(), TaskError>(())
+        });
+    }
+    let service = NodeService {
+        node: Arc::clone(&node),
+        board,
+        name,
+        data_address: data_address.to_string(),
+        socket: socket.display().to_string(),
+        started: Instant::now(),
+    };
+    let serving = tonic::transport::Server::builder()
+        .add_service(NodeServer::new(service))
+        .serve_with_incoming_shutdown(
+            TcpListenerStream::new(control),
+            stop.clone().cancelled_owned(),
+        );
+    tasks.spawn("control", serving);
+    tasks.spawn("gauges", keep_gauges(Arc::clone(&node), stop.clone()));
+    tasks.spawn("registrar", keep_registered(Arc::clone(&node), stop.clone()));
+    context.health.ok();
+    let outcome = tasks.run(context.stop_grace).await;
+    drop(state); // Locked to the very end.
+    Ok(outcome?)
+}
+
+/// Who the node is to its peers. What it stores of theirs keeps their producer.
+fn peer_identity(id: NodeId, incarnation: Incarnation) -> Identity {
+    Identity {
+        role: Role::Node,
+        producer: format!("node {id}"),
+        producer_incarnation: incarnation,
+        ..Identity::client("")
+    }
+}
+
+/// Takes the arena's memory for real, page by page, on a thread of its own; progress goes to `/health`
+/// and the log.
+async fn touch_arena(config: &NodeConfig, health: Health) -> Result<Arc<Arena>, TaskError> {
+    let capacity = config.dram.capacity;
+    let touch = move || {
+        Arena::new(capacity.as_usize(), |touched| {
+            let touched = ByteSize::bytes(touched as u64);
+            health.starting(format!("touching memory: {touched} of {capacity}"));
+            info!(%touched, %capacity, "touching memory");
+        })
+    };
+    let arena = tokio::task::spawn_blocking(touch).await?;
+    arena.map_err(|error| {
+        let why = format!("take dram.capacity = {capacity} of memory: {error}");
+        io::Error::new(error.kind(), why).into()
+    })
+}
+
+async fn keep_gauges(node: Arc<Node>, stop: CancellationToken) -> Result<(), TaskError> {
+    let mut ticks = interval(GAUGES);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    while stop.run_until_cancelled(ticks.tick()).await.is_some() {
+        metrics::update(&node);
+    }
+    Ok(())
+}
+
+/// Tells masters of every model version again and again; registration is idempotent.
+async fn keep_registered(node: Arc<Node>, stop: CancellationToken) -> Result<(), TaskError> {
+    let mut ticks = interval(REGISTRAR);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let work = async {
+        loop {
+            ticks.tick().await;
+            for model in node.models().all() {
+                if let Err(error) = node.masters.register(&model).await {
+                    warn!(%error, model = model.display_name, "register model version");
+                }
+            }
+        }
+    };
+    stop.run_until_cancelled(work).await;
+    Ok(())
+}
+
+fn host_name() -> String {
+    let name = rustix::system::uname();
+    name.nodename().to_string_lossy().into_owned()
+}
+
+fn named(error: io::Error, doing: &str, path: &Path) -> io::Error {
+    io::Error::new(error.kind(), format!("{doing} {}: {error}", path.display()))
+}

@@ -1,0 +1,180 @@
+//! The node: what all of its connections, sessions and tasks share.
+
+use crate::{
+    catalog::{Catalog, PartRead},
+    inventory::command::{CommandSink, Evicted, Eviction},
+    metrics,
+    models::Models,
+    pull::Turns,
+    transfer::{Leases, Limits, Process, Reader},
+};
+use larder_client::{locations::Locations, masters::Masters, peers::Peers};
+use larder_proto::{
+    PartName,
+    frame::{Code, Leased, Source},
+    ids::{NodeId, TenantName},
+};
+use parking_lot::Mutex;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+use tokio::{task::JoinSet, time::Instant};
+
+/// Tenants that a node gives slots to.
+const TENANTS: usize = 4096;
+/// Notices of absence in one second: enough to correct an index, too few to flood it.
+const ABSENT_PER_SECOND: u32 = 256;
+
+/// See the module.
+pub struct Node {
+    id: NodeId,
+    limits: Limits,
+    catalog: Arc<Catalog>,
+    leases: Arc<Leases>,
+    pub(crate) masters: Masters,
+    pub(crate) peers: Peers,
+    pub(crate) locations: Locations,
+    pub(crate) models: Models,
+    pub(crate) turns: Turns,
+    tenants: Mutex<Vec<TenantName>>,
+    connections: AtomicU64,
+    absent: Mutex<(Instant, u32)>,
+    /// Waits for processes whose socket is gone and whose leases are kept.
+    quarantine: Mutex<JoinSet<()>>,
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Node").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+impl Node {
+    /// A node over its catalog, that asks these masters and peers.
+    pub fn new(
+        id: NodeId,
+        limits: Limits,
+        catalog: Arc<Catalog>,
+        masters: Masters,
+        peers: Peers,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            id,
+            limits,
+            catalog,
+            leases: Arc::default(),
+            masters,
+            peers,
+            locations: Locations::default(),
+            models: Models::default(),
+            turns: Turns::default(),
+            tenants: Mutex::default(),
+            connections: AtomicU64::new(0),
+            absent: Mutex::new((Instant::now(), 0)),
+            quarantine: Mutex::default(),
+        })
+    }
+
+    /// The node's stable id.
+    pub fn id(&self) -> NodeId {
+        self.id
+    }
+
+    /// What it holds.
+    pub fn catalog(&self) -> &Arc<Catalog> {
+        &self.catalog
+    }
+
+    /// Bounds of its serving side.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Who reads in place.
+    pub fn leases(&self) -> &Arc<Leases> {
+        &self.leases
+    }
+
+    /// Model versions that engines of this host told of.
+    pub fn models(&self) -> &Models {
+        &self.models
+    }
+
+    /// The slot that stands for a tenant in headers; `None` at the limit.
+    pub(crate) fn tenant_slot(&self, tenant: &TenantName) -> Option<u32> {
+        let mut tenants = self.tenants.lock();
+        let known = tenants.iter().position(|known| known == tenant);
+        let slot = match known {
+            Some(slot) => slot,
+            None if tenants.len() < TENANTS => {
+                tenants.push(tenant.clone());
+                tenants.len() - 1
+            }
+            None => return None,
+        };
+        u32::try_from(slot).ok()
+    }
+
+    /// A number for a new connection.
+    pub(crate) fn next_connection(&self) -> u64 {
+        self.connections.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Leases a part to a local reader; `None` when it has as many leases as it may.
+    pub(crate) fn lease(
+        &self,
+        reader: &Reader,
+        name: PartName,
+        part: PartRead,
+        item: u32,
+        source: Source,
+        from: NodeId,
+    ) -> Option<Leased> {
+        let info = (**part.info()).clone();
+        let offset = part.arena_offset();
+        let lease = self.leases.lease(reader, name, part)?;
+        metrics::leases_granted().increment(1);
+        Some(Leased { item, lease, offset, source, node: from, info })
+    }
+
+    /// The socket of a local reader closed: its leases are kept until its process is gone.
+    pub(crate) fn keep_until_gone(&self, reader: &Reader, process: Option<Process>) {
+        let ended = Arc::clone(&self.leases).closed(reader.connection, process);
+        let mut quarantine = self.quarantine.lock();
+        while quarantine.try_join_next().is_some() {}
+        quarantine.spawn(ended);
+    }
+
+    /// Whether another notice of absence may go out now.
+    pub(crate) fn may_announce_absent(&self) -> bool {
+        let mut absent = self.absent.lock();
+        let now = Instant::now();
+        if now.duration_since(absent.0) >= Duration::from_secs(1) {
+            *absent = (now, 0);
+        }
+        absent.1 += 1;
+        absent.1 <= ABSENT_PER_SECOND
+    }
+
+    pub(crate) fn count_refusal(&self, code: Code) {
+        metrics::refusals(code).increment(1);
+    }
+
+    pub(crate) fn count_sent(&self, bytes: u64) {
+        metrics::transfer_bytes(metrics::Direction::Out).increment(bytes);
+    }
+
+    pub(crate) fn count_received(&self, bytes: u64) {
+        metrics::transfer_bytes(metrics::Direction::In).increment(bytes);
+    }
+}
+
+impl CommandSink for Node {
+    async fn evict(&self, eviction: Eviction) -> Result<Evicted, String> {
+        Ok(self.catalog.remove(&eviction))
+    }
+}

@@ -1,0 +1,205 @@
+//! Bringing a part from a peer into this node's arena.
+//!
+//! The peer's bytes land in a reserved extent and are verified chunk by chunk on the way; the part
+//! becomes visible here when all are there, under a generation of this node, with the origin that the
+//! peer recorded. Sources are tried in order. One that has not got the part is forgotten for it; one whose
+//! bytes arrive damaged is asked once more to verify its own copy first, which withdraws the copy if the
+//! damage is there.
+
+use crate::{
+    catalog::{Admission, CommitError, PartRead, Producer, Put},
+    metrics::{self, Pulled},
+    node::Node,
+};
+use larder_client::{
+    connection::Landing,
+    error::{Reaction, TransferError},
+    locations::Sources,
+    peers::NodeAddress,
+};
+use larder_proto::{
+    ModelVersion, PartName,
+    frame::{Class, Code, Read, ReadOk, Reserve},
+    ids::{NodeId, TenantName},
+};
+use parking_lot::Mutex;
+use std::{
+    any::Any,
+    collections::HashMap,
+    sync::{Arc, Weak},
+};
+use tokio::{sync::Mutex as TurnLock, time::Instant};
+
+/// A part to bring.
+#[derive(Debug, Clone)]
+pub(crate) struct Wanted {
+    pub(crate) tenant: TenantName,
+    pub(crate) model: ModelVersion,
+    pub(crate) name: PartName,
+    pub(crate) class: Class,
+}
+
+/// A part that is here now, and where it came from (this node, if it was here already).
+pub(crate) type Brought = (PartRead, NodeId);
+
+impl Node {
+    /// Brings a part from the first source that can give it.
+    pub(crate) async fn pull(
+        self: &Arc<Self>,
+        wanted: &Wanted,
+        sources: &Sources,
+    ) -> Result<Brought, TransferError> {
+        // One pull of a part at a time; those who come later find it here.
+        let turn = self.turns.of(&wanted.name);
+        let _turn = turn.lock().await;
+        if let Some(read) = self.catalog().read(&wanted.name) {
+            metrics::pulls(Pulled::Joined).increment(1);
+            return Ok((read, self.id()));
+        }
+        let mut last = TransferError::Refused {
+            code: Code::Miss,
+            reason: "no node is known to hold the part".to_owned(),
+        };
+        for source in sources.iter().filter(|source| source.node != self.id()) {
+            match self.pull_from(wanted, source).await {
+                Ok(read) => {
+                    metrics::pulls(Pulled::Brought).increment(1);
+                    self.count_received(read.info().len);
+                    return Ok((read, source.node));
+                }
+                Err(error) => {
+                    tracing::debug!(key = %wanted.name, node = %source.node, %error, "pull");
+                    let giving_up = error.reaction() == Reaction::GiveUp;
+                    last = error;
+                    if giving_up {
+                        break;
+                    }
+                }
+            }
+        }
+        metrics::pulls(Pulled::Failed).increment(1);
+        Err(last)
+    }
+
+    async fn pull_from(
+        self: &Arc<Self>,
+        wanted: &Wanted,
+        source: &NodeAddress,
+    ) -> Result<PartRead, TransferError> {
+        let mut outcome = self.read_from(wanted, source, false).await;
+        if let Err(error) = &outcome
+            && error.reaction() == Reaction::VerifyAtSource
+        {
+            outcome = self.read_from(wanted, source, true).await;
+        }
+        if let Err(error) = &outcome
+            && matches!(error.reaction(), Reaction::Miss | Reaction::VerifyAtSource)
+        {
+            let key = &wanted.name.part.key;
+            self.locations.drop_source(wanted.tenant.id(), wanted.model, key, source.node);
+        }
+        outcome
+    }
+
+    async fn read_from(
+        self: &Arc<Self>,
+        wanted: &Wanted,
+        source: &NodeAddress,
+        verify: bool,
+    ) -> Result<PartRead, TransferError> {
+        let connection = self.peers.connection(source).await?;
+        let read = Read {
+            part: wanted.name.part,
+            offset: 0,
+            len: u64::MAX,
+            generation: None,
+            class: wanted.class,
+            verify,
+            content: wanted.model.content,
+        };
+        let (node, name, content) = (Arc::clone(self), wanted.name, wanted.model.content);
+        let land = move |ok: &ReadOk| {
+            if ok.info.origin.content != content {
+                let reason = "the peer's part has another content".to_owned();
+                return Err(TransferError::Refused { code: Code::Layout, reason });
+            }
+            node.land(name, ok)
+        };
+        let (landed, ok) = connection.read(&read, land).await?;
+        landed.0.commit(Some(&ok.info.sums)).map_err(|error| match error {
+            CommitError::Damaged(damaged) => damaged.into(),
+            other => TransferError::Lost(other.to_string()),
+        })
+    }
+
+    /// Reserves the place where a peer's part lands.
+    fn land(&self, name: PartName, ok: &ReadOk) -> Result<PutLanding, TransferError> {
+        let origin = &ok.info.origin;
+        let reserve = Reserve {
+            part: name.part,
+            len: ok.info.len,
+            codec: ok.info.codec,
+            chunk_len: ok.info.sums.chunk_len,
+            content: origin.content,
+            root: origin.root,
+            parent: origin.parent,
+            origin_hash: origin.origin_hash.clone(),
+        };
+        reserve.check()?;
+        let producer = Arc::new(Producer {
+            name: origin.producer.as_str().to_owned(),
+            incarnation: origin.producer_incarnation,
+        });
+        let copy_of = Some(origin.clone());
+        let now = Instant::now();
+        match self.catalog().reserve(name, &reserve, &producer, copy_of, now) {
+            Admission::Granted(put) => Ok(PutLanding(put)),
+            Admission::Full => Err(TransferError::NoRoom(ok.info.len)),
+            Admission::Draining => Err(TransferError::Refused {
+                code: Code::Draining,
+                reason: "this node is about to leave".to_owned(),
+            }),
+            // Somebody of this host is putting the very part: it will be here without us.
+            Admission::Exists(_) | Admission::InProgress { .. } => Err(TransferError::Refused {
+                code: Code::Busy,
+                reason: "the part is being put here at this moment".to_owned(),
+            }),
+        }
+    }
+}
+
+/// A put as the landing of a transfer.
+struct PutLanding(Put);
+
+impl Landing for PutLanding {
+    fn spare(&mut self) -> &mut [u8] {
+        self.0.spare()
+    }
+    fn advance(&mut self, n: usize) {
+        self.0.advance(n);
+    }
+    fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {
+        self
+    }
+}
+
+/// One lock for each part that is being brought; those that nobody holds are gone.
+#[derive(Debug, Default)]
+pub(crate) struct Turns {
+    locks: Mutex<HashMap<PartName, Weak<TurnLock<()>>>>,
+}
+
+impl Turns {
+    fn of(&self, name: &PartName) -> Arc<TurnLock<()>> {
+        let mut locks = self.locks.lock();
+        if locks.len() > 64 && locks.len().is_power_of_two() {
+            locks.retain(|_, lock| lock.strong_count() > 0);
+        }
+        let held = locks.get(name).and_then(Weak::upgrade);
+        held.unwrap_or_else(|| {
+            let lock = Arc::new(TurnLock::new(()));
+            locks.insert(*name, Arc::downgrade(&lock));
+            lock
+        })
+    }
+}

@@ -1,0 +1,374 @@
+//! One served connection: reads frames, answers them, watches deadlines.
+//!
+//! A single task owns the socket. Requests that need no waiting are answered in place; others run in
+//! tasks of the connection, which end with it, and hand their answers back through a bounded queue. When
+//! answers pile up the connection is not read any further, so a peer that asks without listening is
+//! held back by its own socket (P9).
+
+use super::{
+    leases::{Process, Reader},
+    requests::{self, Tenancy},
+};
+use crate::{catalog::Put, node::Node};
+use larder_client::{
+    connection::{Incoming, Outgoing, ReadError, Socket, send_with_fds},
+    memory::SharedMemory,
+};
+use larder_proto::{
+    frame::{Code, Empty, Failed, HEADER_LEN, Header, Hello, Op, decode_body},
+    wire::{DecodeError, Encoded, ShortText, Wire},
+};
+use std::{collections::HashMap, io, os::fd::AsFd, sync::Arc, time::Duration};
+use tokio::{
+    io::Interest,
+    sync::mpsc,
+    task::JoinSet,
+    time::{Instant, sleep_until},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::debug;
+
+/// Bytes that one turn reads or writes before other connections get theirs.
+const TURN_BYTES: usize = 4 << 20;
+/// Frames that may wait to be sent before the connection is not read any further.
+const WAITING_FRAMES: usize = 1024;
+/// Bytes of one read of payload: summed while they are in the cache.
+const READ_BYTES: usize = 256 << 10;
+
+/// An answer of a task to a request.
+#[derive(Debug)]
+pub(super) struct TaskAnswer {
+    pub(super) request: u64,
+    pub(super) op: Op,
+    pub(super) body: Vec<u8>,
+    /// The request has no further answers.
+    pub(super) last: bool,
+}
+
+/// A put on this connection.
+#[derive(Debug)]
+pub(super) struct OpenPut {
+    pub(super) put: Put,
+    pub(super) deadline: Instant,
+}
+
+/// What a local process shares with the node.
+#[derive(Debug)]
+pub(super) struct Local {
+    pub(super) reader: Reader,
+    pub(super) staging: Option<SharedMemory>,
+    process: Option<Process>,
+}
+
+/// See the module.
+pub(super) struct Served {
+    pub(super) node: Arc<Node>,
+    socket: Socket,
+    incoming: Incoming,
+    pub(super) outgoing: Outgoing,
+    /// Set by the hello.
+    pub(super) tenancy: Option<Tenancy>,
+    pub(super) local: Option<Local>,
+    pub(super) puts: HashMap<u64, OpenPut>,
+    /// Tasks of requests that wait for others; ended with the connection.
+    pub(super) tasks: JoinSet<()>,
+    pub(super) running: HashMap<u64, tokio::task::AbortHandle>,
+    pub(super) answers: mpsc::Sender<TaskAnswer>,
+    inbox: mpsc::Receiver<TaskAnswer>,
+    current: Option<(u64, Header)>,
+    scrap: Vec<u8>,
+    heard: Instant,
+    /// Set when the peer asked for the arena: its answer goes out with descriptors.
+    pub(super) attach: Option<u64>,
+}
+
+/// Why a connection ends.
+#[derive(Debug, thiserror::Error)]
+enum End {
+    #[error("the peer closed")]
+    Closed,
+    #[error(transparent)]
+    Io(io::Error),
+    #[error("the peer broke the protocol: {0}")]
+    Protocol(#[from] DecodeError),
+    #[error("nothing heard for {0:?}")]
+    Silent(Duration),
+}
+
+impl From<io::Error> for End {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof => Self::Closed,
+            _ => Self::Io(error),
+        }
+    }
+}
+
+impl From<ReadError> for End {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Io(error) => error.into(),
+            ReadError::Protocol(error) => error.into(),
+        }
+    }
+}
+
+impl Served {
+    pub(super) fn new(node: Arc<Node>, socket: Socket) -> Self {
+        let (answers, inbox) = mpsc::channel(64);
+        Self {
+            node,
+            socket,
+            incoming: Incoming::default(),
+            outgoing: Outgoing::default(),
+            tenancy: None,
+            local: None,
+            puts: HashMap::new(),
+            tasks: JoinSet::new(),
+            running: HashMap::new(),
+            answers,
+            inbox,
+            current: None,
+            scrap: Vec::new(),
+            heard: Instant::now(),
+            attach: None,
+        }
+    }
+
+    /// Serves until the peer leaves or breaks the protocol, or `stop`. Everything that the connection
+    /// held is given back then, but for leases of a process that lives on.
+    pub(super) async fn run(mut self, stop: CancellationToken) {
+        let end = tokio::select! {
+            end = self.serve() => end,
+            () = stop.cancelled() => Err(End::Closed),
+        };
+        if let Err(end) = end {
+            match end {
+                End::Closed => {}
+                // The peer learns why, if it still listens.
+                End::Protocol(error) => {
+                    self.fail(0, 0, Code::Internal, &error.to_string());
+                    let _ = self.outgoing.flush(&self.socket, TURN_BYTES);
+                    debug!(%error, "connection closed");
+                }
+                other => debug!(%other, "connection closed"),
+            }
+        }
+        let Self { node, local, tasks, .. } = self;
+        drop(tasks);
+        if let Some(Local { reader, process, .. }) = local {
+            node.keep_until_gone(&reader, process);
+        }
+    }
+
+    async fn serve(&mut self) -> Result<(), End> {
+        loop {
+            while let Ok(answer) = self.inbox.try_recv() {
+                self.take(answer);
+            }
+            let drained = self.outgoing.flush(&self.socket, TURN_BYTES)?;
+            if drained && let Some(request) = self.attach.take() {
+                self.hand_over(request).await?;
+            }
+            let held_back = self.outgoing.len() >= WAITING_FRAMES;
+            if !held_back && self.receive()? {
+                tokio::task::yield_now().await;
+                continue;
+            }
+            if !self.outgoing.is_empty() && drained {
+                continue; // Answers to what just came.
+            }
+            self.wait(drained && self.outgoing.is_empty(), held_back).await?;
+        }
+    }
+
+    /// Waits until there is something to do. Changes nothing but what a timer or an answer says.
+    async fn wait(&mut self, nothing_to_send: bool, held_back: bool) -> Result<(), End> {
+        let interest = match (nothing_to_send, held_back) {
+            (true, _) => Interest::READABLE,
+            (false, true) => Interest::WRITABLE,
+            (false, false) => Interest::READABLE | Interest::WRITABLE,
+        };
+        let silence = self.node.limits().silence;
+        let silent_at = self.heard + silence;
+        let overdue_at = self.puts.values().map(|open| open.deadline).min();
+        let wake_at = overdue_at.map_or(silent_at, |at| at.min(silent_at));
+        tokio::select! {
+            biased;
+            ready = self.socket.ready(interest) => { ready?; }
+            Some(answer) = self.inbox.recv() => self.take(answer),
+            Some(_) = self.tasks.join_next(), if !self.tasks.is_empty() => {}
+            () = sleep_until(wake_at) => {
+                let now = Instant::now();
+                if now >= silent_at {
+                    return Err(End::Silent(silence));
+                }
+                self.end_overdue_puts(now);
+            }
+        }
+        Ok(())
+    }
+
+    /// A put that is not committed in time loses its name and, since only this task writes it, its space.
+    fn end_overdue_puts(&mut self, now: Instant) {
+        let overdue: Vec<u64> = self
+            .puts
+            .iter()
+            .filter(|(_, open)| open.deadline <= now)
+            .map(|(request, _)| *request)
+            .collect();
+        for request in overdue {
+            self.puts.remove(&request);
+            let reason = "the put was not committed before its deadline";
+            self.fail(request, 0, Code::Gone, reason);
+        }
+    }
+
+    fn take(&mut self, answer: TaskAnswer) {
+        let TaskAnswer { request, op, body, last } = answer;
+        if last {
+            self.running.remove(&request);
+        }
+        let slot = self.slot();
+        self.outgoing.push(op, request, slot, &Encoded(body));
+    }
+
+    /// Takes in what is there; `true` when its turn was used up and there may be more.
+    fn receive(&mut self) -> Result<bool, End> {
+        let mut taken = 0;
+        while taken < TURN_BYTES {
+            if let Some((request, _)) = self.current {
+                match self.payload(request)? {
+                    None => return Ok(false),
+                    Some(n) => taken += n,
+                }
+                if self.incoming.payload_left() == 0 {
+                    self.current = None;
+                }
+                continue;
+            }
+            let Some((header, body)) = self.incoming.head(&self.socket)? else { return Ok(false) };
+            let body = body.to_vec();
+            self.heard = Instant::now();
+            taken += HEADER_LEN + body.len();
+            self.frame(&header, &body)?;
+            if header.payload_len > 0 {
+                self.current = Some((header.request, header));
+            }
+            if self.outgoing.len() >= WAITING_FRAMES || self.attach.is_some() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn frame(&mut self, header: &Header, body: &[u8]) -> Result<(), End> {
+        match (&self.tenancy, header.op) {
+            (None, Op::Hello) => {
+                let hello: Hello = decode_body("hello", body)?;
+                match requests::greet(&self.node, &hello) {
+                    Ok((tenancy, answer)) => {
+                        self.local = self.find_process(&tenancy)?;
+                        self.outgoing.push(Op::HelloOk, header.request, 0, &answer);
+                        self.tenancy = Some(tenancy);
+                    }
+                    Err((code, reason)) => self.fail(header.request, 0, code, &reason),
+                }
+                Ok(())
+            }
+            (None, _) => Err(broken("the first frame must be a hello")),
+            (Some(_), Op::Hello) => Err(broken("hello was said already")),
+            (Some(tenancy), _) if tenancy.slot != header.tenant_slot => {
+                Err(broken("the tenant slot is not the one that hello gave"))
+            }
+            (Some(_), Op::Data) => self.begin_data(header),
+            (Some(_), _) => Ok(self.answer(header, body)?),
+        }
+    }
+
+    /// Payload of a put: it has to go on where the last piece ended.
+    fn begin_data(&mut self, header: &Header) -> Result<(), End> {
+        let Some(open) = self.puts.get_mut(&header.request) else { return Ok(()) };
+        let filled = (open.put.len() - open.put.spare().len()) as u64;
+        let fits = header.payload_len as usize <= open.put.spare().len();
+        if header.payload_offset != filled || !fits {
+            self.puts.remove(&header.request);
+            let reason = "a put's bytes must come in order and not be more than was announced";
+            self.fail(header.request, 0, Code::Limit, reason);
+        }
+        Ok(())
+    }
+
+    /// Reads payload: into its put, or away.
+    fn payload(&mut self, request: u64) -> Result<Option<usize>, End> {
+        let Some(open) = self.puts.get_mut(&request) else {
+            self.scrap.resize(READ_BYTES, 0);
+            return Ok(self.incoming.payload(&self.socket, &mut self.scrap)?);
+        };
+        let spare = open.put.spare();
+        let room = spare.len().min(READ_BYTES);
+        let got = self.incoming.payload(&self.socket, &mut spare[..room])?;
+        if let Some(n) = got {
+            open.put.advance(n);
+        }
+        Ok(got)
+    }
+
+    /// Who is at the other end of a Unix socket.
+    fn find_process(&self, tenancy: &Tenancy) -> Result<Option<Local>, End> {
+        let Some(stream) = self.socket.as_unix() else { return Ok(None) };
+        let pid = rustix::net::sockopt::socket_peercred(stream.as_fd())
+            .map_err(io::Error::from)?
+            .pid
+            .as_raw_nonzero()
+            .get();
+        let process = Process::open(pid)?;
+        let connection = self.node.next_connection();
+        let reader = Reader { connection, pid, name: tenancy.producer.name.as_str().into() };
+        Ok(Some(Local { reader, staging: None, process }))
+    }
+
+    /// Sends the arena, for reading, and a staging area, for writing. Everything before it has gone out.
+    async fn hand_over(&mut self, request: u64) -> Result<(), End> {
+        let slot = self.slot();
+        let (Some(stream), Some(local)) = (self.socket.as_unix(), &mut self.local) else {
+            return Ok(());
+        };
+        let staging = SharedMemory::create("larder-staging", self.node.limits().staging_bytes)?;
+        let arena = self.node.catalog().arena().memory();
+        let attached = larder_proto::frame::Attached {
+            arena_len: arena.len() as u64,
+            staging_len: staging.len() as u64,
+        };
+        let body = attached.to_wire();
+        let len = u32::try_from(body.len()).unwrap_or(u32::MAX);
+        let mut message = Header::new(Op::Attached, request, slot, len).encode().to_vec();
+        message.extend_from_slice(&body);
+        let read_only = arena.read_only_fd()?;
+        send_with_fds(stream, &message, &[read_only.as_fd(), staging.fd()]).await?;
+        local.staging = Some(staging);
+        Ok(())
+    }
+
+    pub(super) fn slot(&self) -> u32 {
+        self.tenancy.as_ref().map_or(0, |tenancy| tenancy.slot)
+    }
+
+    /// Answers with a failure.
+    pub(super) fn fail(&mut self, request: u64, item: u32, code: Code, reason: &str) {
+        self.node.count_refusal(code);
+        let failed = Failed { code, item, reason: ShortText::cut(reason) };
+        let slot = self.slot();
+        self.outgoing.push(Op::Failed, request, slot, &failed);
+    }
+
+    /// Answers with nothing to say.
+    pub(super) fn done(&mut self, op: Op, request: u64) {
+        let slot = self.slot();
+        self.outgoing.push(op, request, slot, &Empty {});
+    }
+}
+
+fn broken(rule: &'static str) -> End {
+    DecodeError::Text { what: "frame", rule }.into()
+}

@@ -1,0 +1,267 @@
+//! Answers that need others: matches, fetches, registrations. Each runs in a task of its connection.
+
+use super::{
+    Reader,
+    connection::{Served, TaskAnswer},
+    requests::Tenancy,
+};
+use crate::{node::Node, pull::Wanted};
+use futures_util::{StreamExt, stream};
+use larder_client::{error::TransferError, locations::Sources};
+use larder_proto::{
+    BlockKey, PartName,
+    control::LocateRequest,
+    frame::{
+        Code, Empty, Failed, Fetch, FetchItem, KEYS_LIMIT, Leased, Match, Op, Register, Source,
+    },
+    part::PartRef,
+    wire::{ShortText, Wire},
+};
+use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, timeout_at},
+};
+
+/// Parts that one fetch brings at a time: enough to fill a link, few enough to keep the order wanted.
+const PULLS_AT_A_TIME: usize = 8;
+/// The longest deadline of a fetch.
+const DEADLINE_LIMIT: Duration = Duration::from_secs(120);
+
+/// Where a task sends its answers.
+struct Answers {
+    request: u64,
+    to: mpsc::Sender<TaskAnswer>,
+}
+
+impl Answers {
+    async fn send(&self, op: Op, body: Vec<u8>, last: bool) {
+        // A connection that is gone needs no answer; the task ends with it.
+        let _ = self.to.send(TaskAnswer { request: self.request, op, body, last }).await;
+    }
+
+    async fn fail(&self, code: Code, reason: &str, item: u32, last: bool) {
+        let failed = Failed { code, item, reason: ShortText::cut(reason) };
+        self.send(Op::Failed, failed.to_wire(), last).await;
+    }
+}
+
+impl Served {
+    pub(super) fn start_match(&mut self, request: u64, ask: Match) {
+        if ask.keys.len() > KEYS_LIMIT {
+            let reason = format!("{} keys, at most {KEYS_LIMIT} in a call", ask.keys.len());
+            return self.fail(request, 0, Code::Limit, &reason);
+        }
+        self.start(request, |node, tenancy, _, answers| async move {
+            match node.match_prefix(&tenancy.name, &ask).await {
+                Some(matched) => answers.send(Op::Matched, matched.to_wire(), true).await,
+                None => {
+                    let reason = format!("the layout has no rank {}", ask.rank);
+                    answers.fail(Code::Layout, &reason, 0, true).await;
+                }
+            }
+        });
+    }
+
+    pub(super) fn start_register(&mut self, request: u64, register: Register) {
+        self.start(request, |node, _, _, answers| async move {
+            match node.models().register(&register) {
+                Ok((model, _)) => {
+                    if let Err(error) = node.masters.register(&model).await
+                        && !node.masters.is_empty()
+                    {
+                        // The registrar goes on trying; blocks are stored and announced meanwhile.
+                        tracing::info!(%error, "model version not yet known to every master");
+                    }
+                    answers.send(Op::Done, Empty {}.to_wire(), true).await;
+                }
+                Err(error) => answers.fail(Code::Limit, &error.to_string(), 0, true).await,
+            }
+        });
+    }
+
+    pub(super) fn start_fetch(&mut self, request: u64, fetch: Fetch) {
+        if fetch.items.len() > KEYS_LIMIT {
+            let reason = format!("{} parts, at most {KEYS_LIMIT} in a call", fetch.items.len());
+            return self.fail(request, 0, Code::Limit, &reason);
+        }
+        self.start(request, |node, tenancy, reader, answers| async move {
+            let Some(reader) = reader else { return };
+            let fetching = Fetching { node, tenancy, reader, fetch, answers };
+            fetching.run().await;
+        });
+    }
+
+    fn start<F>(
+        &mut self,
+        request: u64,
+        task: impl FnOnce(Arc<Node>, Tenancy, Option<Reader>, Answers) -> F,
+    ) where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let Some(tenancy) = self.tenancy.clone() else { return };
+        if self.running.len() >= self.node.limits().requests as usize {
+            return self.fail(request, 0, Code::Busy, "as many requests are open as may be");
+        }
+        let reader = self.local.as_ref().map(|local| local.reader.clone());
+        let answers = Answers { request, to: self.answers.clone() };
+        let handle = self.tasks.spawn(task(Arc::clone(&self.node), tenancy, reader, answers));
+        self.running.insert(request, handle);
+    }
+}
+
+/// A fetch under way: parts of this node first, the others as they land.
+struct Fetching {
+    node: Arc<Node>,
+    tenancy: Tenancy,
+    reader: Reader,
+    fetch: Fetch,
+    answers: Answers,
+}
+
+impl Fetching {
+    async fn run(&self) {
+        let limit = Duration::from_millis(u64::from(self.fetch.deadline_ms));
+        let deadline = Instant::now() + limit.min(DEADLINE_LIMIT);
+        let mut missing = Vec::new();
+        for (item, wanted) in self.fetch.items.iter().enumerate() {
+            let name = self.name(wanted);
+            match self.node.catalog().read(&name) {
+                Some(read) => self.answer(item, name, Ok((read, self.node.id()))).await,
+                None => missing.push((item, name)),
+            }
+        }
+        if !missing.is_empty() {
+            let located = timeout_at(deadline, self.locate(&missing)).await.unwrap_or_default();
+            let pulls = missing.into_iter().map(|(item, name)| {
+                let sources = located.get(&name.part.key).cloned().unwrap_or_default();
+                self.bring(item, name, sources, deadline, limit)
+            });
+            let mut landed = stream::iter(pulls).buffer_unordered(PULLS_AT_A_TIME);
+            while landed.next().await.is_some() {}
+        }
+        self.answers.send(Op::FetchDone, Empty {}.to_wire(), true).await;
+    }
+
+    async fn bring(
+        &self,
+        item: usize,
+        name: PartName,
+        sources: Sources,
+        deadline: Instant,
+        limit: Duration,
+    ) {
+        let wanted = Wanted {
+            tenant: self.tenancy.name.clone(),
+            model: self.fetch.model,
+            name,
+            class: self.fetch.class,
+        };
+        let pull = self.node.pull(&wanted, &sources);
+        let brought = timeout_at(deadline, pull).await;
+        let brought = brought.unwrap_or(Err(TransferError::Deadline(limit)));
+        self.answer(item, name, brought).await;
+    }
+
+    async fn answer(
+        &self,
+        item: usize,
+        name: PartName,
+        brought: Result<crate::pull::Brought, TransferError>,
+    ) {
+        let item = u32::try_from(item).unwrap_or(u32::MAX);
+        let (read, from) = match brought {
+            Ok(brought) => brought,
+            Err(TransferError::Refused { code, reason }) => {
+                return self.answers.fail(code, &reason, item, false).await;
+            }
+            Err(error) => {
+                let code = code_of(&error);
+                return self.answers.fail(code, &error.to_string(), item, false).await;
+            }
+        };
+        let source = if from == self.node.id() { Source::Local } else { Source::Peer };
+        match self.node.lease(&self.reader, name, read, item, source, from) {
+            Some(leased) => self.hand_over(leased).await,
+            None => {
+                let reason = "as many leases are open as may be";
+                self.answers.fail(Code::Busy, reason, item, false).await;
+            }
+        }
+    }
+
+    /// Sends a lease; one that cannot be handed over, because the fetch is cancelled meanwhile, ends.
+    async fn hand_over(&self, leased: Leased) {
+        let mut guard = Unsent { fetching: self, lease: Some(leased.lease) };
+        self.answers.send(Op::Leased, leased.to_wire(), false).await;
+        guard.lease = None;
+    }
+
+    fn name(&self, item: &FetchItem) -> PartName {
+        let layout = self.fetch.model.layout;
+        let part = PartRef { key: item.key, layout, part: item.part };
+        PartName { tenant: self.tenancy.tenant, part }
+    }
+
+    /// Sources of the missing blocks: from the cache, and from one question for the rest.
+    async fn locate(&self, missing: &[(usize, PartName)]) -> HashMap<BlockKey, Sources> {
+        let (tenant, model) = (self.tenancy.tenant, self.fetch.model);
+        let cached = |key: &BlockKey| self.node.locations.get(tenant, model, key);
+        let unknown: Vec<BlockKey> = missing
+            .iter()
+            .map(|(_, name)| name.part.key)
+            .filter(|key| cached(key).is_none())
+            .collect();
+        if !unknown.is_empty() && !self.node.masters.is_empty() {
+            let mut keys = Vec::with_capacity(unknown.len() * 32);
+            unknown.iter().for_each(|key| key.put(&mut keys));
+            let request = LocateRequest {
+                tenant: self.tenancy.name.as_str().to_owned(),
+                content: model.content.as_bytes().to_vec().into(),
+                layout: model.layout.as_bytes().to_vec().into(),
+                keys: keys.into(),
+            };
+            let asked = self.node.masters.ask(|mut master| {
+                let request = request.clone();
+                async move { master.locate(request).await }
+            });
+            let learned = asked.await.map_err(|error| error.to_string()).and_then(|reply| {
+                let learned = self.node.locations.learn_located(tenant, model, &unknown, &reply);
+                learned.map_err(|error| error.to_string())
+            });
+            if let Err(error) = learned {
+                tracing::debug!(error, "locate");
+            }
+        }
+        let keys = missing.iter().map(|(_, name)| name.part.key);
+        keys.filter_map(|key| Some((key, cached(&key)?))).collect()
+    }
+}
+
+/// A lease that its reader has not been told of.
+struct Unsent<'a> {
+    fetching: &'a Fetching,
+    lease: Option<u64>,
+}
+
+impl Drop for Unsent<'_> {
+    fn drop(&mut self) {
+        if let Some(lease) = self.lease {
+            self.fetching.node.leases().release(self.fetching.reader.connection, &[lease]);
+        }
+    }
+}
+
+/// The code for an error that no peer stated.
+fn code_of(error: &TransferError) -> Code {
+    match error {
+        TransferError::Refused { code, .. } => *code,
+        TransferError::Damaged(_) => Code::Damaged,
+        TransferError::NoRoom(_) => Code::Full,
+        TransferError::OtherPeer(_) => Code::Gone,
+        TransferError::Protocol(_)
+        | TransferError::Lost(_)
+        | TransferError::Silent(_)
+        | TransferError::Deadline(_) => Code::Busy,
+    }
+}
