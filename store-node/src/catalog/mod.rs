@@ -94,6 +94,12 @@ impl PartRead {
         self.copy.offset()
     }
 
+    /// The copy itself, for tests that damage it.
+    #[cfg(test)]
+    pub(crate) fn copy_for_damage(&self) -> &DramCopy {
+        &self.copy
+    }
+
     /// Whether the bytes still match their sums.
     pub fn verify(&self) -> Result<(), larder_proto::checksum::Damaged> {
         self.info.sums.verify(0, self.copy.bytes())

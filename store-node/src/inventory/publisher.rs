@@ -370,6 +370,10 @@ impl Publisher {
                 Ok(None)
             }
             (Phase::Open(open), Message::Resync(resync)) => {
+                if resync.shards.is_empty() {
+                    open.next_heartbeat = now;
+                    open.digests_sent = None;
+                }
                 open.want(&resync.shards, log);
                 Ok(None)
             }

@@ -156,8 +156,8 @@ impl DramCopy {
     }
 
     /// Flips one bit in place: what a failing memory does. For tests of everything that verifies.
-    #[cfg(any(test, feature = "fault-injection"))]
-    pub fn flip_bit(&self, byte: usize) {
+    #[cfg(test)]
+    pub(crate) fn flip_bit(&self, byte: usize) {
         // SAFETY: this breaks the promise of `bytes` on purpose, in tests alone, to show that damage is
         // found; the tests hold no slice of the copy while they call it.
         #[expect(unsafe_code, reason = "fault injection")]

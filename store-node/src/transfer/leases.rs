@@ -166,8 +166,7 @@ impl Process {
                 // SAFETY: an `OwnedFd` keeps its descriptor open and the same for its whole life, which
                 // ends after the registration's: `AsyncFd` owns both.
                 #[expect(unsafe_code, reason = "registers a descriptor that this value owns")]
-                let registered =
-                    unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
+                let registered = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
                 Ok(Some(Self(registered.map_err(io::Error::from)?)))
             }
             Err(rustix::io::Errno::SRCH) => Ok(None),

@@ -129,3 +129,6 @@ pub async fn serve(node: Arc<Node>, listener: Listener, stop: CancellationToken)
     drop(listener);
     while connections.join_next().await.is_some() {}
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,8 +9,8 @@ use bytes::Bytes;
 use larder_proto::{
     ModelVersion, PartName, TierSet, block_key,
     frame::{
-        Code, Commit, Committed, Header, Hello, HelloOk, InProgress, KEYS_LIMIT, Lease,
-        Lookup, LookupOk, Op, PutStaged, Read, ReadOk, Release, Reserve, Role, Source, VERSION,
+        Code, Commit, Committed, Header, Hello, HelloOk, InProgress, KEYS_LIMIT, Lease, Lookup,
+        LookupOk, Op, PutStaged, Read, ReadOk, Release, Reserve, Role, Source, VERSION,
         decode_body,
     },
     ids::{TenantId, TenantName},
