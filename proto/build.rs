@@ -2,7 +2,10 @@
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=control");
-    let files = protox::compile(["control/larder.proto"], ["control"])?;
-    tonic_prost_build::configure().bytes(".").compile_fds(files)?;
+    #[cfg(feature = "control")]
+    {
+        let files = protox::compile(["control/larder.proto"], ["control"])?;
+        tonic_prost_build::configure().bytes(".").compile_fds(files)?;
+    }
     Ok(())
 }

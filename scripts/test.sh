@@ -21,3 +21,6 @@ stage model scripts/fetch-model.sh
 stage build cargo build --release --workspace --all-targets
 # Doc tests included. Later crates are tested even if an earlier one fails.
 stage test cargo test --release --workspace --no-fail-fast ${more[@]+"${more[@]}"}
+# A workspace of its own, see proto/fuzz/Cargo.toml; each harness runs for a moment.
+stage fuzz env CARGO_TARGET_DIR="$PWD/target/fuzz" \
+    cargo test --release --manifest-path proto/fuzz/Cargo.toml

@@ -11,6 +11,7 @@
 pub mod block_key;
 pub mod canonical;
 pub mod checksum;
+#[cfg(feature = "control")]
 pub mod control;
 pub mod event;
 pub mod fingerprint;
