@@ -22,6 +22,7 @@ mod connector;
 mod engine;
 mod estimate;
 mod fetch;
+mod local;
 pub mod metric;
 mod planner;
 mod publish;
@@ -30,13 +31,14 @@ mod request;
 mod session;
 mod store;
 
-pub use connector::{Connector, ConnectorTasks, Options};
+pub use connector::{BlockShape, Connector, ConnectorTasks, Options};
 pub use engine::{KvEngine, PrefillRate};
 pub use estimate::Estimate;
+pub use local::{LocalFetch, LocalNode, LocalStore};
 pub use planner::{Plan, Planner, PlannerOptions, PromptShape, Verdict, Watch};
 pub use report::{KvReport, ReuseSource, SkipReason};
-pub use request::RequestKv;
-pub use session::LocalNode;
+pub use request::{PublishedBlocks, RequestKv};
 pub use store::{
-    BlockSource, Connect, Fetch, FetchFailure, KvStore, PutAttributes, PutResult, StoreError,
+    BlockSource, Connect, Delivered, Fetch, FetchFailure, KvStore, PutAttributes, PutResult,
+    StoreError,
 };

@@ -71,7 +71,10 @@ pub(crate) fn count_skip(reason: SkipReason) {
 
 /// Describes every metric, and shows those with labels at zero from the start.
 pub fn describe() {
-    describe_counter!(SKIPS_TOTAL, "requests that reused nothing or less than was there, by reason");
+    describe_counter!(
+        SKIPS_TOTAL,
+        "requests that reused nothing or less than was there, by reason"
+    );
     describe_counter!(PROMPT_BLOCKS_TOTAL, "blocks of prompts by where their KV came from");
     describe_counter!(FAILED_BLOCKS_TOTAL, "blocks that did not land or were refused");
     describe_counter!(PUBLISH_TOTAL, "blocks offered for publishing, by outcome");

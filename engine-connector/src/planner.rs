@@ -50,22 +50,65 @@ impl Default for PlannerOptions {
 }
 
 /// The prompt of one request, in the units that decisions are made in.
+///
+/// An engine computes a prompt in steps of whole blocks at fixed places, then what is left of it:
+/// its whole blocks, and its last tokens (at least one, because only a computed token says what
+/// comes next). It resumes only where a run without the cache has a boundary too, so that what is
+/// left is computed by exactly the same calls, and a hit changes no arithmetic.
+///
+/// ```text
+/// |   step    |   step    |   step    | blocks | last tokens |
+/// 0           s          2s          3s        ^ last restore point
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PromptShape {
     /// Tokens of the prompt.
     pub tokens: u32,
     /// Tokens of a block.
     pub block_tokens: u32,
+    /// Blocks that the engine computes in one step.
+    pub step_blocks: u32,
     /// Bytes of a block.
     pub block_bytes: usize,
 }
 
 impl PromptShape {
-    /// The last restore point, in blocks: at least one token is left to compute, because only a
-    /// computed token says what comes next.
+    /// The last restore point, in blocks.
     #[must_use]
     pub fn restorable_blocks(&self) -> u32 {
-        self.tokens.saturating_sub(1) / self.block_tokens
+        let step_tokens = self.block_tokens * self.step_blocks;
+        match self.tokens {
+            0 => 0,
+            // The last step is whole: it is what is left to compute.
+            tokens if tokens % step_tokens == 0 => tokens / self.block_tokens - self.step_blocks,
+            tokens => (tokens - 1) / self.block_tokens,
+        }
+    }
+
+    /// The last restore point that needs no more than `blocks` leading blocks.
+    #[must_use]
+    pub fn restore_point(&self, blocks: u32) -> u32 {
+        match self.restorable_blocks() {
+            last if blocks >= last => last,
+            _ => blocks - blocks % self.step_blocks,
+        }
+    }
+
+    /// Where the call ends that computes on from `position`, in a run with the cache or without.
+    ///
+    /// # Panics
+    /// When nothing is left to compute.
+    #[must_use]
+    pub fn call_end(&self, position: u32) -> u32 {
+        assert!(position < self.tokens, "the prompt is computed");
+        let step_tokens = self.block_tokens * self.step_blocks;
+        let last = self.restorable_blocks() * self.block_tokens;
+        let next_step = (position / step_tokens + 1) * step_tokens;
+        match position {
+            _ if next_step <= self.tokens => next_step,
+            position if position < last => last,
+            _ => self.tokens,
+        }
     }
 
     /// Tokens left to compute when the first `blocks` blocks are valid.
@@ -134,16 +177,17 @@ impl Planner {
         rate: PrefillRate,
         sources: &[BlockSource],
     ) -> Plan {
-        let usable = sources.len().min(shape.restorable_blocks() as usize);
+        let held = u32_of(sources.len());
+        let usable = shape.restore_point(held) as usize;
         let nothing = |reason| Plan {
             fetch_blocks: 0,
             expected_fetch: Duration::ZERO,
             skip_reason: Some(reason),
         };
-        if usable == 0 {
+        if held == 0 {
             return nothing(SkipReason::NoMatch);
         }
-        if usable < self.options.min_reuse_blocks as usize {
+        if usable == 0 || usable < self.options.min_reuse_blocks as usize {
             return nothing(SkipReason::BelowMinimum);
         }
         let compute_all = rate.time_for(shape.tokens).as_secs_f64();
@@ -152,9 +196,12 @@ impl Planner {
         for (index, source) in sources[..usable].iter().enumerate() {
             *bytes.entry(*source).or_default() += shape.bytes(1);
             let blocks = index + 1;
-            // Within a run from one source the sum is linear in the blocks, so only the ends of
-            // runs can be best.
-            if blocks < usable && sources[blocks] == *source {
+            let next = (blocks + shape.step_blocks as usize).min(usable);
+            // Within a run from one source the sum is linear in the blocks, so only the last
+            // restore point of a run can be best.
+            let run_goes_on =
+                next > blocks && sources[blocks..next].iter().all(|other| other == source);
+            if shape.restore_point(u32_of(blocks)) as usize != blocks || run_goes_on {
                 continue;
             }
             let fetch = self.fetch_seconds(now, &bytes)
@@ -305,6 +352,7 @@ impl Watch {
     /// Whether to wait on, when the first `valid` blocks have landed without a gap.
     #[must_use]
     pub fn judge(&self, now: Instant, valid: u32) -> Verdict {
+        let valid = self.shape.restore_point(valid);
         let compute_missing = self.rate.time_for(self.shape.missing_tokens(valid));
         let reused = self.rate.time_for(self.shape.tokens).saturating_sub(compute_missing);
         // What has landed buys time: dropping now still finishes `reused` earlier.

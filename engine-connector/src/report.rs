@@ -1,5 +1,7 @@
 //! What the cache did for one request: told to its client, counted in the metrics.
 
+use crate::metric;
+use metrics::counter;
 use serde::Serialize;
 use std::time::Duration;
 
@@ -102,6 +104,15 @@ impl KvReport {
     #[must_use]
     pub fn skipped(reason: SkipReason) -> Self {
         Self { skip_reason: Some(reason), ..Self::default() }
+    }
+
+    /// Counts the blocks of a prompt that is now computed by where their KV came from.
+    pub fn count_blocks(&self, recomputed: u32) {
+        for (source, blocks) in
+            [("recomputed", recomputed), ("local", self.local_blocks), ("peer", self.peer_blocks)]
+        {
+            counter!(metric::PROMPT_BLOCKS_TOTAL, "source" => source).increment(blocks.into());
+        }
     }
 
     /// Blocks that were reused.

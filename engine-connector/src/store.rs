@@ -97,11 +97,22 @@ pub trait Fetch: Send {
     /// A landed part.
     type Part;
 
-    /// The next part that landed or failed, in any order, with its place in the list that was
-    /// asked for and who delivered it. `None` once every part has been answered. Safe to drop.
+    /// The next part that landed or failed, in any order. `None` once every part has been
+    /// answered. Safe to drop.
     fn next(
         &mut self,
-    ) -> impl Future<Output = Option<Result<(usize, BlockSource, Self::Part), FetchFailure>>> + Send;
+    ) -> impl Future<Output = Option<Result<Delivered<Self::Part>, FetchFailure>>> + Send;
+}
+
+/// A part that landed.
+#[derive(Debug)]
+pub struct Delivered<P> {
+    /// Its place in the list that was asked for.
+    pub index: usize,
+    /// Who delivered it.
+    pub source: BlockSource,
+    /// The part.
+    pub part: P,
 }
 
 /// Opens sessions; called again after a session has closed.

@@ -206,7 +206,7 @@ async fn stop(cluster: Cluster) -> io::Result<()> {
 fn table(steps: &[Step]) -> Table {
     let cold = steps.first().map_or(f64::NAN, |step| step.ttft_ms);
     let mut table = Table::new();
-    table.load_preset(UTF8_HORIZONTAL_ONLY).set_header([
+    table.load_style(UTF8_HORIZONTAL_ONLY).set_header([
         "step", "source", "prompt", "cached", "fetch ms", "TTFT ms", "vs cold_a", "output equal",
     ]);
     for step in steps {

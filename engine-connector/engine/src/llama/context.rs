@@ -255,22 +255,16 @@ impl<'m> Context<'m> {
     fn range(&self, block: u32) -> Result<(u32, u32), LlamaError> {
         let first = u64::from(block) * u64::from(self.options.block_tokens);
         let end = first + u64::from(self.options.block_tokens);
-        let end = u32::try_from(end)
-            .map_err(|_| LlamaError::Range { what: "position", value: end })?;
+        let end =
+            u32::try_from(end).map_err(|_| LlamaError::Range { what: "position", value: end })?;
         Ok((end - self.options.block_tokens, end))
     }
 
-    fn copy(
-        &mut self,
-        from: i32,
-        to: i32,
-        range: Option<(u32, u32)>,
-    ) -> Result<(), LlamaError> {
+    fn copy(&mut self, from: i32, to: i32, range: Option<(u32, u32)>) -> Result<(), LlamaError> {
         let (first, end) = (range.map(|r| r.0), range.map(|r| r.1));
-        self.inner.kv_cache_seq_cp(from, to, first, end).map_err(|_| LlamaError::Range {
-            what: "position",
-            value: end.map_or(0, u64::from),
-        })
+        self.inner
+            .kv_cache_seq_cp(from, to, first, end)
+            .map_err(|_| LlamaError::Range { what: "position", value: end.map_or(0, u64::from) })
     }
 
     fn clear(&mut self, sequence: i32) {

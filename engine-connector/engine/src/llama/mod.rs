@@ -10,6 +10,7 @@ pub mod block;
 mod context;
 mod model;
 pub mod sample;
+#[expect(unsafe_code, reason = "moves states through raw buffers; each block has its proof")]
 mod state;
 
 pub use context::{BatchToken, Context, ContextOptions, KvType, SequenceId};

@@ -33,12 +33,8 @@ pub(super) fn backend() -> Result<&'static LlamaBackend, LlamaError> {
 
 impl Model {
     /// Loads a GGUF file. `progress` hears the share that is loaded, 0 to 1.
-    pub fn load(
-        path: &Path,
-        mut progress: impl FnMut(f32) + 'static,
-    ) -> Result<Self, LlamaError> {
-        let refused =
-            |reason: String| LlamaError::Load { path: path.to_owned(), reason };
+    pub fn load(path: &Path, mut progress: impl FnMut(f32) + 'static) -> Result<Self, LlamaError> {
+        let refused = |reason: String| LlamaError::Load { path: path.to_owned(), reason };
         // llama.cpp says only "null result" for a file that is not there.
         std::fs::File::open(path).map_err(|error| refused(error.to_string()))?;
         let params = LlamaModelParams::default().with_progress_callback(move |share| {

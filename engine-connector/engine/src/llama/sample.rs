@@ -68,9 +68,7 @@ fn best(logits: &[f32]) -> Token {
 fn weights(logits: &[f32], temperature: f32) -> Vec<(Token, f64)> {
     let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let scored = (0..).zip(logits).filter(|(_, score)| score.is_finite());
-    scored
-        .map(|(token, score)| (token, f64::from((score - highest) / temperature).exp()))
-        .collect()
+    scored.map(|(token, score)| (token, f64::from((score - highest) / temperature).exp())).collect()
 }
 
 /// Keeps the heaviest tokens until their share reaches `top_p`; always at least one.
