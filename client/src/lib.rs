@@ -3,14 +3,16 @@
 //!
 //! Both sit on one connection type ([`connection`]), which pipelines requests over a TCP or Unix socket,
 //! verifies every chunk before its bytes are handed on (P1), and gives up on silent peers. [`masters`],
-//! [`peers`] and [`locations`] are shared with the store node, which is a client of masters and peers
-//! itself. Dropping any future here cancels its request and leaks nothing (P10).
+//! [`peers`], [`locations`] and [`failover`] are shared with the store node, which is a client of masters
+//! and peers itself. Dropping any future here cancels its request and leaks nothing (P10).
 //!
 //! `unsafe` is confined to [`memory`], which maps memory shared with a node, and its use in [`local`].
 #![deny(unsafe_code)]
 
+pub mod cluster;
 pub mod connection;
 pub mod error;
+pub mod failover;
 pub mod local;
 pub mod locations;
 pub mod masters;

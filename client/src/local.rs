@@ -120,6 +120,11 @@ impl LocalSession {
         self.connection.is_closed()
     }
 
+    /// Ends when the session has ended. Safe to cancel.
+    pub async fn closed(&self) {
+        self.connection.closed().await;
+    }
+
     /// The longest part that [`Self::put`] takes.
     pub async fn staging_bytes(&self) -> usize {
         self.staging.lock().await.len()
@@ -232,7 +237,7 @@ impl LocalSession {
             },
             info: leased.info,
             arena: Arc::clone(&self.arena),
-            connection: self.connection.clone(),
+            session: Some(self.connection.clone()),
         })
     }
 }
@@ -248,7 +253,8 @@ pub struct LeasedPart {
     source: LeaseSource,
     info: PartInfo,
     arena: Arc<SharedMemory>,
-    connection: Connection,
+    /// Hears of the release.
+    session: Option<Connection>,
 }
 
 impl LeasedPart {
@@ -271,6 +277,12 @@ impl LeasedPart {
     pub fn verify(&self) -> Result<(), Damaged> {
         self.info.sums.verify(0, self)
     }
+
+    /// Keeps the bytes without the session: the lease is never released, and the node keeps the range
+    /// until this process ends. For a reader that reads on when its event loop is gone.
+    pub fn detach(&mut self) {
+        self.session = None;
+    }
 }
 
 impl Deref for LeasedPart {
@@ -288,8 +300,10 @@ impl Deref for LeasedPart {
 
 impl Drop for LeasedPart {
     fn drop(&mut self) {
-        // If the session has ended, the node keeps the range until this process ends.
-        let _ = self.connection.tell(Op::Release, &Release { leases: vec![self.lease] });
+        if let Some(session) = &self.session {
+            // If the session has ended, the node keeps the range until this process ends.
+            let _ = session.tell(Op::Release, &Release { leases: vec![self.lease] });
+        }
     }
 }
 

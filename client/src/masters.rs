@@ -5,6 +5,7 @@
 //! by pings (F19).
 
 use crate::error::ClientError;
+use futures_util::future::join_all;
 use larder_proto::{
     block_key,
     control::{self, master_client::MasterClient},
@@ -48,16 +49,7 @@ impl Masters {
     /// Masters at these addresses (`host:port`). Connects when it is first asked, so it never fails for
     /// a master that is down now. Has to be called within a runtime.
     pub fn new(addresses: &[String]) -> Result<Self, ClientError> {
-        let client = |address: &String| {
-            let endpoint = Endpoint::from_shared(format!("http://{address}"))
-                .map_err(|_| ClientError::Invalid(format!("{address} is not host:port")))?
-                .connect_timeout(CONNECT_DEADLINE)
-                .tcp_nodelay(true)
-                .http2_keep_alive_interval(PING)
-                .keep_alive_timeout(PING)
-                .keep_alive_while_idle(true);
-            Ok((address.clone(), MasterClient::new(endpoint.connect_lazy())))
-        };
+        let client = |address: &String| Ok((address.clone(), MasterClient::new(channel(address)?)));
         let masters = addresses.iter().map(client).collect::<Result<_, ClientError>>()?;
         let preferred = AtomicUsize::new(0);
         Ok(Self { shared: Arc::new(Shared { masters, preferred }) })
@@ -77,6 +69,19 @@ impl Masters {
     /// master (not found, not allowed) is final.
     pub async fn ask<T, F>(
         &self,
+        call: impl FnMut(MasterClient<Channel>) -> F,
+    ) -> Result<T, ClientError>
+    where
+        F: Future<Output = Result<Response<T>, Status>>,
+    {
+        self.ask_within(CALL_DEADLINE, call).await
+    }
+
+    /// As [`Self::ask`], for questions that a master itself has to ask nodes about: each master may take
+    /// `deadline`.
+    pub async fn ask_within<T, F>(
+        &self,
+        deadline: Duration,
         mut call: impl FnMut(MasterClient<Channel>) -> F,
     ) -> Result<T, ClientError>
     where
@@ -88,7 +93,7 @@ impl Masters {
         for i in 0..masters.len() {
             let at = (first + i) % masters.len();
             let (address, client) = &masters[at];
-            match timeout(CALL_DEADLINE, call(client.clone())).await {
+            match timeout(deadline, call(client.clone())).await {
                 Ok(Ok(answer)) => {
                     preferred.store(at, Ordering::Relaxed);
                     return Ok(answer.into_inner());
@@ -99,7 +104,7 @@ impl Masters {
                 Ok(Err(status)) => {
                     errors.push(format!("{address}: {}", describe(&status)));
                 }
-                Err(_) => errors.push(format!("{address}: no answer within {CALL_DEADLINE:?}")),
+                Err(_) => errors.push(format!("{address}: no answer within {deadline:?}")),
             }
         }
         if errors.is_empty() {
@@ -108,14 +113,31 @@ impl Masters {
         Err(ClientError::Masters(errors))
     }
 
+    /// Asks every master at the same time; the answer of each, or why there is none.
+    pub async fn ask_each<T, F>(
+        &self,
+        call: impl Fn(MasterClient<Channel>) -> F,
+    ) -> Vec<(String, Result<T, String>)>
+    where
+        F: Future<Output = Result<Response<T>, Status>>,
+    {
+        let asks = self.shared.masters.iter().map(|(address, client)| {
+            let asked = timeout(CALL_DEADLINE, call(client.clone()));
+            async move {
+                let answer = match asked.await {
+                    Ok(Ok(answer)) => Ok(answer.into_inner()),
+                    Ok(Err(status)) => Err(describe(&status)),
+                    Err(_) => Err(format!("no answer within {CALL_DEADLINE:?}")),
+                };
+                (address.clone(), answer)
+            }
+        });
+        join_all(asks).await
+    }
+
     /// Tells every master of a model version; the first error, if any master did not take it.
     pub async fn register(&self, model: &ModelDescription) -> Result<(), ClientError> {
-        let request = control::RegisterModelRequest {
-            display_name: model.display_name.clone(),
-            content: model.content.encode().into(),
-            layout: model.layout.encode().into(),
-            key_check: block_key::self_check().as_bytes().to_vec().into(),
-        };
+        let request = registration(model);
         let mut errors = Vec::new();
         for (address, client) in &self.shared.masters {
             let mut client = client.clone();
@@ -132,6 +154,29 @@ impl Masters {
     }
 }
 
+/// A connection to a gRPC service at `address` (`host:port`): connects when it is first used, and pings
+/// when idle. Has to be called within a runtime.
+pub fn channel(address: &str) -> Result<Channel, ClientError> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|_| ClientError::Invalid(format!("{address} is not host:port")))?
+        .connect_timeout(CONNECT_DEADLINE)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(PING)
+        .keep_alive_timeout(PING)
+        .keep_alive_while_idle(true);
+    Ok(endpoint.connect_lazy())
+}
+
+/// What a master is told of a model version.
+pub(crate) fn registration(model: &ModelDescription) -> control::RegisterModelRequest {
+    control::RegisterModelRequest {
+        display_name: model.display_name.clone(),
+        content: model.content.encode().into(),
+        layout: model.layout.encode().into(),
+        key_check: block_key::self_check().as_bytes().to_vec().into(),
+    }
+}
+
 /// Whether every master would say the same.
 fn is_final(code: Code) -> bool {
     matches!(
@@ -140,19 +185,14 @@ fn is_final(code: Code) -> bool {
     )
 }
 
-/// The message of a status, or of what is behind it.
-fn describe(status: &Status) -> String {
-    let source = std::error::Error::source(status).map(|source| {
-        let mut chain = source.to_string();
-        let mut next = source.source();
-        while let Some(inner) = next {
-            chain = format!("{chain}: {inner}");
-            next = inner.source();
-        }
-        chain
-    });
-    match source {
-        Some(chain) => format!("{} ({chain})", status.message()),
+/// The message of a status, and what is at the bottom of it. What lies between says the same again.
+pub fn describe(status: &Status) -> String {
+    let mut cause = std::error::Error::source(status);
+    while let Some(deeper) = cause.and_then(std::error::Error::source) {
+        cause = Some(deeper);
+    }
+    match cause {
+        Some(cause) => format!("{}: {cause}", status.message()),
         None => status.message().to_owned(),
     }
 }

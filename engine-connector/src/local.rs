@@ -18,12 +18,10 @@ use std::future::Future;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::time::Duration;
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::Instant;
 
 /// One rank and one layer group: a block is one part.
 const PART: PartNumber = PartNumber(0);
-/// How often an idle session is looked at. A request finds out by itself at once.
-const CLOSED_CHECK: Duration = Duration::from_millis(200);
 
 /// Opens sessions with the node on this host.
 #[derive(Debug, Clone)]
@@ -115,11 +113,7 @@ impl KvStore for LocalStore {
     }
 
     async fn closed(&self) {
-        let mut ticks = interval(CLOSED_CHECK);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        while !self.session.is_closed() {
-            ticks.tick().await;
-        }
+        self.session.closed().await;
     }
 }
 

@@ -1,9 +1,13 @@
-//! Messages and services of the control plane, generated from `control/larder.proto`.
-#![expect(
+//! Messages and services of the control plane, generated from `control/larder.proto`, which documents
+//! them.
+#![allow(
     missing_docs,
+    unreachable_pub,
     clippy::all,
+    clippy::allow_attributes_without_reason,
     clippy::cast_possible_truncation,
-    reason = "generated; the .proto file is the documentation"
+    clippy::unwrap_used,
+    reason = "generated code"
 )]
 
 tonic::include_proto!("larder.v1");

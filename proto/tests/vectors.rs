@@ -210,7 +210,10 @@ fn frames() -> Vec<(&'static str, String)> {
         ("frame.hello", hex(&hello.to_wire())),
         ("frame.hello_ok", hex(&hello_ok.to_wire())),
         ("frame.lookup", hex(&lookup.to_wire())),
-        ("frame.lookup_ok", hex(&frame::LookupOk { tiers: vec![TierSet::of(Tier::Ssd)] }.to_wire())),
+        (
+            "frame.lookup_ok",
+            hex(&frame::LookupOk { tiers: vec![TierSet::of(Tier::Ssd)] }.to_wire()),
+        ),
         ("frame.read", hex(&read.to_wire())),
         ("frame.read_ok", hex(&frame::ReadOk { info: info(), offset: 0, len: 300_000 }.to_wire())),
         ("frame.reserve", hex(&reserve().to_wire())),

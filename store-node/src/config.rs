@@ -137,7 +137,7 @@ impl DaemonConfig for NodeConfig {
         rules.key("state_dir").must(!state_dir.as_os_str().is_empty(), "not be empty");
         for (i, master) in masters.iter().enumerate() {
             let known = master.parse::<larder_daemon::address::HostPort>().is_ok();
-            rules.key(&format!("masters[{i}]")).must(known, "be host:port");
+            rules.key(format!("masters[{i}]")).must(known, "be host:port");
         }
         rules.key("stop_grace").must(!stop_grace.get().is_zero(), "be above 0s");
         rules

@@ -49,8 +49,8 @@ impl Node {
         let reach = longest_match(&rules.rules, blocks, present);
         let all_groups = (1u64 << rules.rules.len()) - 1;
         let mut runs: Vec<MatchRun> = Vec::new();
-        for block in 0..reach {
-            let (tiers, peers) = match local[block] == all_groups {
+        for (block, held_groups) in local.iter().enumerate().take(reach) {
+            let (tiers, peers) = match *held_groups == all_groups {
                 true => (TierSet::of(Tier::Dram), Vec::new()),
                 false => (TierSet::EMPTY, view.of_block.get(block).cloned().unwrap_or_default()),
             };

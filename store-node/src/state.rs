@@ -9,6 +9,7 @@ use larder_proto::{
     ids::Term,
     ids::{ClusterId, Incarnation, NodeId},
 };
+use rustix::fs::{FlockOperation, flock};
 use std::{
     fs::{self, File},
     io::{self, Write},
@@ -28,7 +29,7 @@ impl StateDir {
     pub fn open(path: &Path) -> io::Result<Self> {
         fs::create_dir_all(path)?;
         let lock = File::create(path.join("lock"))?;
-        lock.try_lock().map_err(|_| {
+        flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
             let why = format!("{} is used by a node that is running", path.display());
             io::Error::new(io::ErrorKind::AddrInUse, why)
         })?;

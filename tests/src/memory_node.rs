@@ -9,8 +9,8 @@ use larder_proto::{
     part::PartNumber,
 };
 use larder_store_node::inventory::{
-    BlockState, Change, ChangeLog, CommandSink, Evicted, Eviction, Identity, Inventory, LinkBoard, Loss,
-    PartSets, SetId, Shared, TermGate, TermStore, Vitals, links, publisher::Limits,
+    BlockState, Change, ChangeLog, CommandSink, Evicted, Eviction, Identity, Inventory, LinkBoard,
+    Loss, PartSets, SetId, Shared, TermGate, TermStore, Vitals, links, publisher::Limits,
 };
 use parking_lot::Mutex;
 use std::{

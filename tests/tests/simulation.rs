@@ -24,8 +24,17 @@ fn after_quiet_every_index_is_the_union_of_live_catalogs_and_no_answer_lied_befo
     println!("{met:?}");
     if seeds().count() >= 200 {
         // A simulation that meets nothing proves nothing.
-        let Met { answers, complete, gaps, snapshots, repeated, superseded, obeyed, fenced, limited } =
-            met;
+        let Met {
+            answers,
+            complete,
+            gaps,
+            snapshots,
+            repeated,
+            superseded,
+            obeyed,
+            fenced,
+            limited,
+        } = met;
         for (what, count) in [
             ("answers", answers),
             ("complete answers", complete),

@@ -268,6 +268,11 @@ impl Connection {
         self.shared.commands.is_closed()
     }
 
+    /// Ends when the connection has ended. Safe to cancel.
+    pub async fn closed(&self) {
+        self.shared.commands.closed().await;
+    }
+
     /// Requests that could be opened now.
     pub fn idle_slots(&self) -> usize {
         self.shared.permits.available_permits()

@@ -23,6 +23,7 @@ use tokio::time::Instant;
 
 /// The answer to the wish to put a part, before any byte moves.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "made and taken apart at once, never kept")]
 pub enum Admission {
     /// Go on.
     Granted(Put),
@@ -154,7 +155,7 @@ impl Put {
     }
 
     /// Bytes of the part.
-    pub fn len(&self) -> usize {
+    pub fn part_len(&self) -> usize {
         self.len
     }
 

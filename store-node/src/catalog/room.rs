@@ -46,7 +46,7 @@ impl Catalog {
         // Blocks that were removed by command leave their place in the order behind; it is cleared
         // before such places outnumber the blocks.
         let parts = usize::try_from(self.part_count()).unwrap_or(usize::MAX);
-        if policy.len() > parts.saturating_mul(2).saturating_add(1024) {
+        if policy.places() > parts.saturating_mul(2).saturating_add(1024) {
             policy.retain(&mut |unit| self.is_current(unit));
         }
     }

@@ -57,7 +57,7 @@ impl Policy for Lru {
         evicted
     }
 
-    fn len(&self) -> usize {
+    fn places(&self) -> usize {
         self.heap.len()
     }
 

@@ -77,7 +77,7 @@ pub trait Policy: Send {
     fn evict_one(&mut self, judge: &mut dyn FnMut(&Unit) -> Verdict) -> bool;
 
     /// Blocks in the order, those that are gone from the catalog included.
-    fn len(&self) -> usize;
+    fn places(&self) -> usize;
 
     /// Forgets the blocks that are gone from the catalog.
     fn retain(&mut self, alive: &mut dyn FnMut(&Unit) -> bool);

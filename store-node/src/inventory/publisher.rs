@@ -145,13 +145,13 @@ pub enum SessionError {
     /// A field that breaks its rule.
     #[error("message of the master")]
     Decode(#[from] DecodeError),
-    /// An acknowledgement of events that were not sent.
-    #[error("the master acknowledges event {acked}, the last one sent is {sent}")]
+    /// An acknowledgement of events that never happened.
+    #[error("the master acknowledges event {acked}, the last one is {head}")]
     BadAck {
         /// What it said.
         acked: u64,
-        /// What was sent.
-        sent: u64,
+        /// The last event that there is.
+        head: u64,
     },
     /// Commands come faster than answers leave.
     #[error("the master sends commands faster than it reads their answers")]
@@ -363,10 +363,12 @@ impl Publisher {
                 self.welcomed(now, welcome, log).map(Some)
             }
             (Phase::Open(open), Message::Ack(ack)) => {
-                if ack.seq > open.cursor {
-                    return Err(SessionError::BadAck { acked: ack.seq, sent: open.cursor });
+                let head = log.head();
+                if ack.seq > head {
+                    return Err(SessionError::BadAck { acked: ack.seq, head });
                 }
-                open.acked = open.acked.max(ack.seq);
+                // After a break the master may know more than it could acknowledge.
+                open.acked = open.acked.max(ack.seq.min(open.cursor));
                 Ok(None)
             }
             (Phase::Open(open), Message::Resync(resync)) => {

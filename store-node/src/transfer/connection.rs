@@ -289,7 +289,7 @@ impl Served {
     /// Payload of a put: it has to go on where the last piece ended.
     fn begin_data(&mut self, header: &Header) -> Result<(), End> {
         let Some(open) = self.puts.get_mut(&header.request) else { return Ok(()) };
-        let filled = (open.put.len() - open.put.spare().len()) as u64;
+        let filled = (open.put.part_len() - open.put.spare().len()) as u64;
         let fits = header.payload_len as usize <= open.put.spare().len();
         if header.payload_offset != filled || !fits {
             self.puts.remove(&header.request);

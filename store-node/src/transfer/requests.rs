@@ -246,7 +246,7 @@ impl Served {
         let Some(OpenPut { put, .. }) = self.puts.remove(&request) else {
             return self.fail(request, 0, Code::Gone, "there is no such put, or its time was up");
         };
-        let bytes = put.len() as u64;
+        let bytes = put.part_len() as u64;
         let committed = put.commit(Some(&commit.sums));
         self.committed(request, bytes, committed);
     }
@@ -319,7 +319,7 @@ impl Served {
         match catalog.reserve(name, &staged.put, &producer, None, Instant::now()) {
             Admission::Granted(mut put) => {
                 put.fill_from(staging, index(staged.staging_offset));
-                let bytes = put.len() as u64;
+                let bytes = put.part_len() as u64;
                 let committed = put.commit(None);
                 self.committed(request, bytes, committed);
             }

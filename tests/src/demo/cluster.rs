@@ -9,28 +9,28 @@ use std::{
 
 /// A host of the demo: a store node and an engine beside it.
 #[derive(Debug)]
-pub(super) struct Host {
+pub struct Host {
     /// The node, until it is killed.
-    pub(super) node: Option<Daemon>,
+    pub node: Option<Daemon>,
     /// The engine.
-    pub(super) engine: Daemon,
+    pub engine: Daemon,
 }
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Cluster {
+pub struct Cluster {
     /// The master.
-    pub(super) master: Daemon,
+    pub master: Daemon,
     /// Host A.
-    pub(super) a: Host,
+    pub a: Host,
     /// Host B.
-    pub(super) b: Host,
+    pub b: Host,
     _folder: tempfile::TempDir,
 }
 
 impl Cluster {
     /// Starts everything; `said` hears what is being started.
-    pub(super) async fn start(model: &Path, mut said: impl FnMut(&str)) -> io::Result<Self> {
+    pub async fn start(model: &Path, mut said: impl FnMut(&str)) -> io::Result<Self> {
         let folder = tempfile::tempdir()?;
         said("starting the master (RocksDB)");
         let args = [

@@ -2,7 +2,7 @@
 
 /// A handbook of about `sections * 40` tokens. `place` makes it a document of its own: two handbooks share
 /// no prefix.
-pub(super) fn handbook(place: &str, sections: usize) -> String {
+pub fn handbook(place: &str, sections: usize) -> String {
     let topics = [
         ("grain", "dry wooden bins", "every tenth day", "weevils"),
         ("apples", "slatted shelves", "every third day", "soft spots"),
@@ -26,6 +26,6 @@ pub(super) fn handbook(place: &str, sections: usize) -> String {
 }
 
 /// A question about a handbook, as a prompt's end.
-pub(super) fn question(handbook: &str, question: &str) -> String {
+pub fn question(handbook: &str, question: &str) -> String {
     format!("{handbook}\nQuestion: {question}\nAnswer:")
 }

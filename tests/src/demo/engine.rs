@@ -8,19 +8,25 @@ use std::io;
 
 /// What an engine answered, as far as the demo needs it.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Answer {
-    pub(super) token_ids: Vec<u64>,
-    pub(super) text: String,
-    pub(super) prompt_tokens: u64,
-    pub(super) cached_tokens: u64,
+pub struct Answer {
+    /// Ids of the answer's tokens.
+    pub token_ids: Vec<u64>,
+    /// The answer.
+    pub text: String,
+    /// Tokens of the prompt.
+    pub prompt_tokens: u64,
+    /// Of these, tokens whose KV was not computed.
+    pub cached_tokens: u64,
     /// recomputed, local, peer or mixed.
-    pub(super) source: String,
-    pub(super) fetch_ms: f64,
-    pub(super) ttft_ms: f64,
+    pub source: String,
+    /// Waiting for blocks.
+    pub fetch_ms: f64,
+    /// Until the first token.
+    pub ttft_ms: f64,
 }
 
 /// Completes a prompt greedily. Without the cache everything is computed and nothing is published.
-pub(super) async fn complete(
+pub async fn complete(
     address: &str,
     prompt: &str,
     max_tokens: u32,

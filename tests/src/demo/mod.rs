@@ -4,9 +4,9 @@
 //! B answers the same prompt from A's blocks; then A's node is killed, and B still answers. Every answer
 //! is compared, token by token, with the same prompt recomputed.
 
-mod cluster;
-mod document;
-mod engine;
+pub mod cluster;
+pub mod document;
+pub mod engine;
 
 use cluster::{Cluster, Host};
 use comfy_table::{CellAlignment, Table, presets::UTF8_HORIZONTAL_ONLY};
@@ -15,13 +15,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use larder_client::masters::Masters;
 use larder_proto::control::StatusRequest;
 use serde::Serialize;
-use std::{
-    collections::HashMap,
-    io,
-    path::Path,
-    process::Stdio,
-    time::Duration,
-};
+use std::{collections::HashMap, io, path::Path, process::Stdio, time::Duration};
 use tokio::{process::Command, time::Instant};
 
 /// Sections of a handbook: about 2,000 tokens.
@@ -100,20 +94,24 @@ impl Demo {
         let third = document::question(&only_a, "Which shelf holds the lamp oil?");
 
         said("cold_a: engine A computes the whole prompt");
-        let cold = complete(self.cluster.a.engine.address("http"), &first, ANSWER_TOKENS, true).await?;
+        let cold =
+            complete(self.cluster.a.engine.address("http"), &first, ANSWER_TOKENS, true).await?;
         self.know(&cold).await?;
         self.finish("cold_a", &first, cold, said).await?;
 
         said("warm_a: the same prompt on A again");
-        let warm = complete(self.cluster.a.engine.address("http"), &first, ANSWER_TOKENS, true).await?;
+        let warm =
+            complete(self.cluster.a.engine.address("http"), &first, ANSWER_TOKENS, true).await?;
         self.finish("warm_a", &first, warm, said).await?;
 
         said("peer_b: the same prompt on B, whose node has to fetch it from A's");
-        let peer = complete(self.cluster.b.engine.address("http"), &first, ANSWER_TOKENS, true).await?;
+        let peer =
+            complete(self.cluster.b.engine.address("http"), &first, ANSWER_TOKENS, true).await?;
         self.finish("peer_b", &first, peer, said).await?;
 
         said("shared_b: the same document, another question, on B");
-        let other = complete(self.cluster.b.engine.address("http"), &second, ANSWER_TOKENS, true).await?;
+        let other =
+            complete(self.cluster.b.engine.address("http"), &second, ANSWER_TOKENS, true).await?;
         self.finish("shared_b", &second, other, said).await?;
 
         said("a prompt that only A will hold");
@@ -123,29 +121,15 @@ impl Demo {
             node.kill().await?;
         }
         said("after_kill_b: A's node was killed; B is asked for what only A held");
-        let alone = complete(self.cluster.b.engine.address("http"), &third, ANSWER_TOKENS, true).await?;
+        let alone =
+            complete(self.cluster.b.engine.address("http"), &third, ANSWER_TOKENS, true).await?;
         self.finish("after_kill_b", &third, alone, said).await
     }
 
     /// Waits until the master's index knows the whole blocks of a prompt that was computed.
     async fn know(&mut self, computed: &Answer) -> io::Result<()> {
         self.published += computed.prompt_tokens.saturating_sub(1) / BLOCK_TOKENS;
-        let masters = Masters::new(&[self.cluster.master.address("control").to_owned()])
-            .map_err(io::Error::other)?;
-        let deadline = Instant::now() + INDEX_LIMIT;
-        loop {
-            let status = masters.ask(|mut master| async move { master.status(StatusRequest {}).await });
-            let status = status.await.map_err(io::Error::other)?;
-            if status.entries >= self.published {
-                return Ok(());
-            }
-            if Instant::now() > deadline {
-                let (known, published) = (status.entries, self.published);
-                let text = format!("the index knows {known} of {published} blocks after {INDEX_LIMIT:?}");
-                return Err(io::Error::other(text));
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        await_entries(self.cluster.master.address("control"), self.published).await
     }
 
     /// Compares an answer with the recomputed one and notes the step.
@@ -192,6 +176,27 @@ impl Demo {
     }
 }
 
+/// Waits until a master's index holds `entries` entries: publishing is not part of a request.
+///
+/// # Errors
+/// The master does not answer, or the entries do not come.
+pub async fn await_entries(master: &str, entries: u64) -> io::Result<()> {
+    let masters = Masters::new(&[master.to_owned()]).map_err(io::Error::other)?;
+    let deadline = Instant::now() + INDEX_LIMIT;
+    loop {
+        let status = masters.ask(|mut master| async move { master.status(StatusRequest {}).await });
+        let known = status.await.map_err(io::Error::other)?.entries;
+        if known >= entries {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            let text = format!("the index knows {known} of {entries} blocks after {INDEX_LIMIT:?}");
+            return Err(io::Error::other(text));
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
 async fn stop(cluster: Cluster) -> io::Result<()> {
     let Cluster { master, a, b, .. } = cluster;
     for Host { node, engine } in [a, b] {
@@ -207,7 +212,14 @@ fn table(steps: &[Step]) -> Table {
     let cold = steps.first().map_or(f64::NAN, |step| step.ttft_ms);
     let mut table = Table::new();
     table.load_style(UTF8_HORIZONTAL_ONLY).set_header([
-        "step", "source", "prompt", "cached", "fetch ms", "TTFT ms", "vs cold_a", "output equal",
+        "step",
+        "source",
+        "prompt",
+        "cached",
+        "fetch ms",
+        "TTFT ms",
+        "vs cold_a",
+        "output equal",
     ]);
     for step in steps {
         table.add_row([

@@ -52,14 +52,16 @@ impl World {
             for space in 0..SPACES {
                 let reply = self.locate(at, space)?;
                 let coverage = reply.coverage.unwrap_or_default();
-                if coverage.complete == limited || coverage.nodes_known as usize != self.nodes.len() {
+                if coverage.complete == limited || coverage.nodes_known as usize != self.nodes.len()
+                {
                     return Err(self.broken(format!("master {at} is not in step: {coverage:?}")));
                 }
                 self.gather(space, &reply, &mut said);
             }
             let mut truth = Copies::new();
             for node in &self.nodes {
-                let life = node.life.as_ref().ok_or_else(|| self.broken("a node did not come back"))?;
+                let life =
+                    node.life.as_ref().ok_or_else(|| self.broken("a node did not come back"))?;
                 truth.insert((node.id, life.incarnation), life.catalog.now());
             }
             if limited {
@@ -95,7 +97,8 @@ impl World {
         for source in &reply.sources {
             let node = source.node.as_ref().try_into();
             let node: NodeId = node.map_err(|_| self.broken("a source without a node"))?;
-            let believed = self.masters[at].believed.get(&node).map(|(incarnation, _)| incarnation.0);
+            let believed =
+                self.masters[at].believed.get(&node).map(|(incarnation, _)| incarnation.0);
             if believed != Some(source.incarnation) {
                 return Err(self.broken(format!(
                     "master {at} names life {} of {node}, in session is {believed:?}",
@@ -116,7 +119,8 @@ impl World {
                     continue;
                 };
                 let tiers = u8::try_from(holder.tiers).ok();
-                let tiers = tiers.and_then(|bits| TierSet::from_bits(bits).ok()).unwrap_or_default();
+                let tiers =
+                    tiers.and_then(|bits| TierSet::from_bits(bits).ok()).unwrap_or_default();
                 let copy = said.entry((node, Incarnation(source.incarnation))).or_default();
                 copy.insert((space, *key), (parts, tiers));
             }
@@ -139,12 +143,18 @@ impl World {
     fn compare(&self, at: usize, truth: &Copies, said: &Copies) -> Result<(), Broken> {
         let nothing = BTreeMap::new();
         for life in truth.keys().chain(said.keys()) {
-            let (held, told) = (truth.get(life).unwrap_or(&nothing), said.get(life).unwrap_or(&nothing));
+            let (held, told) =
+                (truth.get(life).unwrap_or(&nothing), said.get(life).unwrap_or(&nothing));
             for name in held.keys().chain(told.keys()) {
                 if held.get(name) != told.get(name) {
                     return Err(self.broken(format!(
                         "master {at} says {:?} of block {} in space {} at {}.{}, it is {:?}",
-                        told.get(name), name.1, name.0, life.0, life.1, held.get(name)
+                        told.get(name),
+                        name.1,
+                        name.0,
+                        life.0,
+                        life.1,
+                        held.get(name)
                     )));
                 }
             }

@@ -186,13 +186,7 @@ fn new_cluster(number: usize, term: u64, universe: &Universe, entries: u64) -> C
     let cluster = ClusterId::from_bytes([1; 16]);
     let life = Life { term: Term { cluster, number: term }, incarnation: Incarnation(term) };
     let timing = Timing { heartbeat: Duration::from_secs(1), node_ttl: Duration::from_secs(5) };
-    let limits = IndexLimits {
-        entries,
-        spaces: 16,
-        part_sets: 64,
-        locations: 32,
-        removals: 256,
-    };
+    let limits = IndexLimits { entries, spaces: 16, part_sets: 64, locations: 32, removals: 256 };
     let mut registry = Registry::new(8);
     for (version, model) in &universe.models {
         registry.insert(*version, model.clone());

@@ -13,8 +13,8 @@ mod master;
 mod node;
 mod world;
 
-pub use world::{Broken, Met, Plan};
 use world::World;
+pub use world::{Broken, Met, Plan};
 
 /// What a run came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

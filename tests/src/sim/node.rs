@@ -11,7 +11,8 @@ use larder_proto::{
     part::PartNumber,
 };
 use larder_store_node::inventory::{
-    BlockState, Change, ChangeLog, Identity, Inventory, Loss, PartSets, TermGate, TermStore, Vitals,
+    BlockState, Change, ChangeLog, Identity, Inventory, Loss, PartSets, TermGate, TermStore,
+    Vitals,
     publisher::{Limits, Publisher},
 };
 use parking_lot::Mutex;

@@ -50,7 +50,8 @@ impl Universe {
         let tenant_of = vec![0, 0, 1];
         let model_of = [0, 1, 0];
         let spaces = tenant_of.iter().zip(model_of);
-        let spaces = spaces.map(|(tenant, model)| (tenants[*tenant].id(), models[model].0)).collect();
+        let spaces =
+            spaces.map(|(tenant, model)| (tenants[*tenant].id(), models[model].0)).collect();
         Self { keys: (0..KEYS).map(key).collect(), tenants, spaces, tenant_of, models }
     }
 }
@@ -508,7 +509,11 @@ impl World {
             self.master_ends(id);
         }
         for closed in self.masters[master].take_closed() {
-            self.master_ends(closed.0);
+            // Asked to end, and does so when it gets to it: until then its messages still come.
+            let at = self.now + self.dice.below(2_000);
+            if let Some(connection) = self.connections.get_mut(&closed.0) {
+                connection.master_notices = Some(connection.master_notices.map_or(at, |set| set.min(at)));
+            }
         }
         Ok(())
     }
@@ -531,7 +536,9 @@ impl World {
             Ok(None) => {}
             Ok(Some(Action::Greet(term))) => {
                 if let Err(refusal) = self.nodes[node].gate.greet(term) {
-                    return Err(self.broken(format!("a master of the cluster is refused: {refusal}")));
+                    return Err(
+                        self.broken(format!("a master of the cluster is refused: {refusal}"))
+                    );
                 }
             }
             Ok(Some(Action::Obey { id, term, filter })) => {
@@ -565,7 +572,9 @@ impl World {
             return Ok(result);
         }
         if term.number < self.nodes[node].obeyed {
-            return Err(self.broken(format!("a command of the deposed term {} was obeyed", term.number)));
+            return Err(
+                self.broken(format!("a command of the deposed term {} was obeyed", term.number))
+            );
         }
         self.nodes[node].obeyed = term.number;
         self.met.obeyed += 1;

@@ -270,7 +270,7 @@ fn what_does_not_fit_the_session_ends_it() {
     assert_eq!(end, Err(SessionError::Refused("other keys".to_owned())));
     open(&catalog, &mut publisher, 1);
     let end = publisher.step(catalog.now, ack(1), &catalog.log);
-    assert_eq!(end, Err(SessionError::BadAck { acked: 1, sent: 0 }));
+    assert_eq!(end, Err(SessionError::BadAck { acked: 1, head: 0 }));
 }
 
 #[test]

@@ -1,0 +1,175 @@
+//! What both sides have in common: a client does one thing at a time, and a leg is clients doing it together.
+
+use super::{BATCH, Op};
+use crate::{child, content, error::BenchError, figures::Leg};
+use bytes::Bytes;
+use std::{
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+use tokio::{sync::Barrier, task::JoinSet, time::Instant};
+
+/// One part: its number decides key and bytes; the slot is where the reference keeps it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub(crate) number: u64,
+    pub(crate) slot: u32,
+    pub(crate) len: usize,
+}
+
+/// One client of one side. Every call verifies what it gets.
+pub(crate) trait Client: Send + 'static {
+    /// Brings a part.
+    fn get(&mut self, part: Part) -> impl Future<Output = Result<(), BenchError>> + Send;
+    /// Puts a part that is not there yet.
+    fn put(&mut self, part: Part) -> impl Future<Output = Result<(), BenchError>> + Send;
+    /// Brings many parts in one call.
+    fn batch_get(&mut self, parts: &[Part]) -> impl Future<Output = Result<(), BenchError>> + Send;
+    /// Brings a part, as a get does, and compares every byte.
+    fn check(&mut self, part: Part) -> impl Future<Output = Result<(), BenchError>> + Send;
+}
+
+/// The bytes to put, in memory that is used again.
+#[derive(Debug, Default)]
+pub(crate) struct Payload(Bytes);
+
+impl Payload {
+    /// The bytes of `part`.
+    pub(crate) fn of(&mut self, part: Part) -> Bytes {
+        let reused = std::mem::take(&mut self.0).try_into_mut();
+        self.0 = match reused {
+            Ok(mut bytes) if bytes.len() == part.len => {
+                content::stamp(part.number, &mut bytes);
+                bytes.freeze()
+            }
+            // The first, or one that is still being sent.
+            _ => {
+                let mut bytes = vec![0; part.len];
+                content::fill(part.number, &mut bytes);
+                bytes.into()
+            }
+        };
+        self.0.clone()
+    }
+}
+
+/// Which parts the clients of a leg move.
+#[derive(Debug, Clone)]
+pub(super) struct Parts {
+    /// Bytes of each.
+    pub(super) len: usize,
+    /// Parts that are there, from `first` on; as many as the reference has slots.
+    pub(super) first: u64,
+    pub(super) count: usize,
+    /// The next number that was never put.
+    pub(super) fresh: Arc<AtomicU64>,
+}
+
+impl Parts {
+    /// Part `i` of those that are there, over and over.
+    fn there(&self, i: usize) -> Part {
+        let at = i % self.count;
+        let slot = u32::try_from(at).unwrap_or(u32::MAX);
+        Part { number: self.first + at as u64, slot, len: self.len }
+    }
+
+    /// A part that was never put, for a slot that no other client uses.
+    fn fresh(&self, i: usize) -> Part {
+        Part { number: self.fresh.fetch_add(1, Ordering::Relaxed), ..self.there(i) }
+    }
+}
+
+/// How long a leg takes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LegLength {
+    pub(super) time: Duration,
+    /// Calls of each client, even if they take longer.
+    pub(super) min_calls: usize,
+}
+
+/// Lets all clients do `op` at the same time. CPU time is that of this process and of `server`.
+pub(super) async fn run_leg<C: Client>(
+    clients: &mut Vec<C>,
+    server: &child::Child,
+    op: Op,
+    parts: &Parts,
+    length: LegLength,
+) -> Result<Leg, BenchError> {
+    let count = clients.len();
+    let start = Arc::new(Barrier::new(count + 1));
+    let mut tasks = JoinSet::new();
+    for (index, client) in clients.drain(..).enumerate() {
+        let (start, parts) = (Arc::clone(&start), parts.clone());
+        let work = Work { client, op, parts, index, count, length };
+        tasks.spawn(async move {
+            start.wait().await;
+            work.run().await
+        });
+    }
+    let cpu_before = child::own_cpu_seconds() + server.cpu_seconds();
+    let began = Instant::now();
+    start.wait().await;
+    let (mut leg, mut last) = (Leg::default(), Vec::new());
+    while let Some(done) = tasks.join_next().await {
+        let done = done??;
+        leg.bytes += done.bytes;
+        leg.latencies.extend(done.latencies);
+        clients.push(done.client);
+        last.push(done.last);
+    }
+    leg.wall = began.elapsed();
+    leg.cpu_seconds = child::own_cpu_seconds() + server.cpu_seconds() - cpu_before;
+    for (client, part) in clients.iter_mut().zip(last) {
+        client.check(part).await?;
+    }
+    Ok(leg)
+}
+
+/// One client's share of a leg.
+struct Work<C> {
+    client: C,
+    op: Op,
+    parts: Parts,
+    index: usize,
+    count: usize,
+    length: LegLength,
+}
+
+/// What became of it.
+struct Done<C> {
+    client: C,
+    latencies: Vec<Duration>,
+    bytes: u64,
+    /// A part of the last call.
+    last: Part,
+}
+
+impl<C: Client> Work<C> {
+    async fn run(mut self) -> Result<Done<C>, BenchError> {
+        let began = Instant::now();
+        let mut latencies = Vec::with_capacity(4096);
+        let (mut bytes, mut last) = (0, self.parts.there(self.index));
+        while latencies.len() < self.length.min_calls || began.elapsed() < self.length.time {
+            let at = latencies.len() * self.count + self.index;
+            let parts = match self.op {
+                Op::Get => vec![self.parts.there(at)],
+                Op::Put => vec![self.parts.fresh(at)],
+                Op::BatchGet => (at * BATCH..).take(BATCH).map(|i| self.parts.there(i)).collect(),
+            };
+            last = parts[0];
+            let asked = Instant::now();
+            match self.op {
+                Op::Get => self.client.get(last).await?,
+                Op::Put => self.client.put(last).await?,
+                Op::BatchGet => self.client.batch_get(&parts).await?,
+            }
+            latencies.push(asked.elapsed());
+            bytes += parts.iter().map(|part| part.len as u64).sum::<u64>();
+        }
+        Ok(Done { client: self.client, latencies, bytes, last })
+    }
+}

@@ -1,0 +1,215 @@
+//! The asking end of the reference.
+
+use super::{CHUNK, HEAD, Head, Op, push_sums, server::write_all, sums_are, sums_len};
+use crate::{
+    content,
+    error::BenchError,
+    transfer::client::{Client, Part, Payload},
+};
+use larder_client::{connection::receive_with_fds, memory::SharedMemory};
+use larder_proto::checksum::{DEFAULT_CHUNK, RunningSums, sum};
+use std::{io, path::Path};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    net::{TcpStream, UnixStream},
+};
+
+/// A client over a stream.
+#[derive(Debug)]
+pub(crate) struct OverStream<S> {
+    stream: S,
+    /// Answers, head and all: used again and again.
+    buffers: Vec<Vec<u8>>,
+    payload: Payload,
+    heads: Vec<u8>,
+}
+
+impl OverStream<TcpStream> {
+    pub(crate) async fn tcp(address: &str) -> io::Result<Self> {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        Ok(Self::new(stream))
+    }
+}
+
+impl OverStream<UnixStream> {
+    pub(crate) async fn unix(socket: &Path) -> io::Result<Self> {
+        Ok(Self::new(UnixStream::connect(socket).await?))
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> OverStream<S> {
+    fn new(stream: S) -> Self {
+        let payload = Payload::default();
+        Self { stream, buffers: Vec::new(), payload, heads: Vec::new() }
+    }
+
+    /// Reads the answer to a get into buffer `at`, verifying each chunk while it is in the cache.
+    async fn receive(&mut self, at: usize, part: Part) -> Result<(), BenchError> {
+        let front = HEAD + sums_len(part.len);
+        let total = front + part.len;
+        if self.buffers.len() <= at {
+            self.buffers.resize_with(at + 1, Vec::new);
+        }
+        let buffer = &mut self.buffers[at];
+        buffer.resize(total, 0);
+        let (mut filled, mut sums) = (0, RunningSums::new(DEFAULT_CHUNK));
+        while filled < total {
+            let end = total.min(filled.max(front) + CHUNK);
+            let n = self.stream.read(&mut buffer[filled..end]).await.map_err(lost)?;
+            if n == 0 {
+                return Err(lost(io::ErrorKind::UnexpectedEof.into()));
+            }
+            sums.update(&buffer[filled.max(front)..(filled + n).max(front)], |_, _| ());
+            filled += n;
+        }
+        let sums = sums.finish(|_, _| ()).sums;
+        answered(buffer[..HEAD].first_chunk(), part)?;
+        match sums_are(&buffer[HEAD..front], &sums) {
+            true => Ok(content::look(part.number, &buffer[front..])?),
+            false => Err(wrong("bytes that do not match their sums")),
+        }
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Client for OverStream<S> {
+    async fn get(&mut self, part: Part) -> Result<(), BenchError> {
+        let asked = head(Op::Get, part).encode();
+        self.stream.write_all(&asked).await.map_err(lost)?;
+        self.receive(0, part).await
+    }
+
+    async fn put(&mut self, part: Part) -> Result<(), BenchError> {
+        let bytes = self.payload.of(part);
+        let head = head(Op::Put, part).encode();
+        let mut trailer = Vec::with_capacity(sums_len(part.len));
+        let chunks = bytes.chunks(CHUNK);
+        let last = chunks.len() - 1;
+        for (i, chunk) in chunks.enumerate() {
+            push_sums(&mut trailer, &[sum(chunk)]);
+            let front: &[u8] = if i == 0 { &head } else { &[] };
+            let back: &[u8] = if i == last { &trailer } else { &[] };
+            write_all(&mut self.stream, [front, chunk, back]).await.map_err(lost)?;
+        }
+        let mut answer = [0; HEAD];
+        self.stream.read_exact(&mut answer).await.map_err(lost)?;
+        answered(Some(&answer), part)
+    }
+
+    async fn batch_get(&mut self, parts: &[Part]) -> Result<(), BenchError> {
+        self.heads.clear();
+        parts.iter().for_each(|part| self.heads.extend_from_slice(&head(Op::Get, *part).encode()));
+        self.stream.write_all(&self.heads).await.map_err(lost)?;
+        for (at, part) in parts.iter().enumerate() {
+            self.receive(at, *part).await?;
+        }
+        Ok(())
+    }
+
+    async fn check(&mut self, part: Part) -> Result<(), BenchError> {
+        self.get(part).await?;
+        let bytes =
+            self.buffers.first().map_or(&[][..], |buffer| &buffer[HEAD + sums_len(part.len)..]);
+        Ok(content::check(part.number, bytes)?)
+    }
+}
+
+/// A client that shares memory with the reference.
+#[derive(Debug)]
+pub(crate) struct OverMemory {
+    stream: UnixStream,
+    slots: SharedMemory,
+    staging: SharedMemory,
+    /// Gets copy into `buffer`, without asking where; otherwise they ask and touch.
+    copying: bool,
+    stride: usize,
+    buffer: Vec<u8>,
+    payload: Payload,
+}
+
+impl OverMemory {
+    /// `copying`: a get is one copy out of memory whose place is known, the most that any service could reach.
+    /// Otherwise it asks for the place and touches the bytes there.
+    pub(crate) async fn connect(socket: &Path, len: usize, copying: bool) -> io::Result<Self> {
+        let stream = UnixStream::connect(socket).await?;
+        let mut slots_len = [0; 8];
+        let fds = receive_with_fds(&stream, &mut slots_len).await?;
+        let [slots, staging] = fds.try_into().map_err(|_| io::ErrorKind::InvalidData)?;
+        let slots_len = usize::try_from(u64::from_le_bytes(slots_len)).unwrap_or(usize::MAX);
+        let slots = SharedMemory::open(slots, slots_len, false)?;
+        let staging = SharedMemory::open(staging, len, true)?;
+        let stride = (len + sums_len(len)).next_multiple_of(larder_client::memory::PAGE);
+        let payload = Payload::default();
+        Ok(Self { stream, slots, staging, copying, stride, buffer: Vec::new(), payload })
+    }
+
+    async fn ask(&mut self, op: Op, part: Part) -> Result<Head, BenchError> {
+        self.stream.write_all(&head(op, part).encode()).await.map_err(lost)?;
+        let mut answer = [0; HEAD];
+        self.stream.read_exact(&mut answer).await.map_err(lost)?;
+        let answer = Head::decode(&answer).filter(|head| head.op == Op::Done);
+        match answer {
+            Some(answer) if answer.part == part.number => Ok(answer),
+            _ => Err(wrong("another part")),
+        }
+    }
+}
+
+impl Client for OverMemory {
+    async fn get(&mut self, part: Part) -> Result<(), BenchError> {
+        if self.copying {
+            self.buffer.resize(part.len, 0);
+            self.slots.copy_out(part.slot as usize * self.stride, &mut self.buffer);
+            return Ok(content::look(part.number, &self.buffer)?);
+        }
+        let at = self.ask(Op::Locate, part).await?.len;
+        let at = usize::try_from(at).unwrap_or(usize::MAX);
+        let byte_at = |offset: usize| {
+            let mut byte = [0];
+            self.slots.copy_out(at + offset, &mut byte);
+            byte[0]
+        };
+        Ok(content::touch(part.number, part.len, byte_at)?)
+    }
+
+    async fn put(&mut self, part: Part) -> Result<(), BenchError> {
+        let bytes = self.payload.of(part);
+        // SAFETY: the staging area belongs to this connection alone; the server reads it only between a
+        // `Staged` and its answer, and `&mut self` waits for that answer before it writes again.
+        unsafe { self.staging.bytes_mut(0, part.len) }.copy_from_slice(&bytes);
+        self.ask(Op::Staged, part).await?;
+        Ok(())
+    }
+
+    async fn batch_get(&mut self, parts: &[Part]) -> Result<(), BenchError> {
+        for part in parts {
+            self.get(*part).await?;
+        }
+        Ok(())
+    }
+
+    async fn check(&mut self, part: Part) -> Result<(), BenchError> {
+        let mut bytes = vec![0; part.len];
+        self.slots.copy_out(part.slot as usize * self.stride, &mut bytes);
+        Ok(content::check(part.number, &bytes)?)
+    }
+}
+
+fn head(op: Op, part: Part) -> Head {
+    Head { op, slot: part.slot, part: part.number, len: part.len as u64 }
+}
+
+fn answered(head: Option<&[u8; HEAD]>, part: Part) -> Result<(), BenchError> {
+    match head.and_then(Head::decode) {
+        Some(head) if head.op == Op::Done && head.part == part.number => Ok(()),
+        _ => Err(wrong("another part")),
+    }
+}
+
+fn lost(error: io::Error) -> BenchError {
+    BenchError::io("talk to the reference")(error)
+}
+
+fn wrong(answer: &str) -> BenchError {
+    BenchError::Answer { doing: "ask the reference", answer: answer.to_owned() }
+}

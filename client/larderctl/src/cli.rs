@@ -1,0 +1,437 @@
+//! The command line: what can be asked, and the help that teaches it.
+
+use crate::error::EXIT_CODES;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use larder_daemon::{address::HostPort, config::HumanDuration};
+use larder_proto::{BlockKey, ContentFingerprint, LayoutFingerprint, ids::TenantName};
+use std::path::PathBuf;
+
+/// Looks into a Larder cluster and changes what it holds
+#[derive(Debug, Parser)]
+#[command(
+    name = "larderctl",
+    version,
+    max_term_width = 100,
+    after_help = EXIT_CODES,
+    after_long_help = format!("{EXIT_CODES}\n\n{EXAMPLES}"),
+    subcommand_required = true,
+    arg_required_else_help = true
+)]
+pub(crate) struct Cli {
+    /// What every command needs.
+    #[command(flatten)]
+    pub(crate) global: Global,
+    /// Also before the command.
+    #[command(flatten)]
+    pub(crate) output: OutputArg,
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  larderctl status                                  is the cluster well?
+  larderctl nodes                                   who holds how much?
+  larderctl explain --model llama --tokens p.json   why was this prompt no hit?
+  larderctl put notes.txt --name notes              keep a file, to try things out
+  larderctl -o json stats | jq .nodes               for machines: sizes in bytes, ids in full";
+
+/// What every command needs.
+#[derive(Debug, Args)]
+pub(crate) struct Global {
+    /// Masters to ask, in turn until one answers
+    #[arg(
+        long,
+        global = true,
+        value_name = "HOST:PORT,...",
+        env = "LARDER_MASTERS",
+        default_value = "127.0.0.1:7400",
+        value_delimiter = ',',
+        help_heading = "Global options"
+    )]
+    pub(crate) masters: Vec<HostPort>,
+    /// Whose blocks: tenants never see each other's
+    #[arg(
+        long,
+        global = true,
+        value_name = "NAME",
+        env = "LARDER_TENANT",
+        default_value = TenantName::DEFAULT,
+        help_heading = "Global options"
+    )]
+    pub(crate) tenant: TenantName,
+    /// How long one question or transfer may take, with its unit
+    #[arg(
+        long,
+        global = true,
+        value_name = "TIME",
+        env = "LARDER_TIMEOUT",
+        default_value = "15s",
+        help_heading = "Global options"
+    )]
+    pub(crate) timeout: HumanDuration,
+}
+
+/// How answers are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// For people: rounded sizes, short ids
+    Table,
+    /// For machines: sizes in bytes, ids in full
+    Json,
+}
+
+/// The choice of [`Format`].
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct OutputArg {
+    /// How the answer is written [default: table]
+    #[arg(short, long, value_enum, value_name = "FORMAT")]
+    pub(crate) output: Option<Format>,
+}
+
+/// The choice of [`Format`] where `-o` is something else.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct LongOutputArg {
+    /// How the answer is written [default: table]
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub(crate) output: Option<Format>,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Show masters, and how much of the cluster they see
+    ///
+    /// An answer is complete when every known node is in session and in step with the master. After a
+    /// master restarts, it is incomplete until the nodes have told it again what they hold.
+    #[command(after_help = "\
+Examples:
+  larderctl status
+  larderctl --masters m1:7400,m2:7400 status    all masters, also those that are down
+  larderctl status -o json | jq .masters[0].index.entries")]
+    Status {
+        #[command(flatten)]
+        output: OutputArg,
+    },
+    /// List nodes: state, what they hold, where they listen
+    ///
+    /// States: `up`; `syncing`, its inventory is not yet all known; `down`, its session ended: its
+    /// blocks are left out of answers, and forgotten when it stays away.
+    #[command(after_help = "\
+Examples:
+  larderctl nodes
+  larderctl nodes node-a             one node, by name or id
+  larderctl nodes -o json | jq '.nodes[] | select(.state != \"up\").name'")]
+    Nodes {
+        /// Only this node, by name or id
+        node: Option<String>,
+        #[command(flatten)]
+        output: OutputArg,
+    },
+    /// List registered model versions
+    ///
+    /// A display name stands for a set of model versions. A version is a content (what decides the
+    /// values: weights, tokenizer, KV type) in a layout (how an engine lays them out). Blocks of
+    /// different versions never answer for one another.
+    #[command(after_help = "\
+Examples:
+  larderctl models
+  larderctl models llama             versions behind one display name
+  larderctl models -o json           full fingerprints and descriptions")]
+    Models {
+        /// Only versions with this display name
+        name: Option<String>,
+        #[command(flatten)]
+        output: OutputArg,
+    },
+    /// Show memory, leases and counters of masters and nodes
+    #[command(after_help = "\
+Examples:
+  larderctl stats
+  larderctl stats node-a             one node, by name or id
+  larderctl stats -o json | jq '.nodes[].tiers[] | {tier, used_bytes}'")]
+    Stats {
+        /// Only this node, by name or id
+        node: Option<String>,
+        #[command(flatten)]
+        output: OutputArg,
+    },
+    /// Show who holds a prompt's blocks, or a block
+    ///
+    /// With tokens: how far a match reaches from the start of the prompt, for each model version of the
+    /// name. With keys: the holders of each block. Ends with exit code 3 when nothing is held.
+    #[command(after_help = "\
+Examples:
+  larderctl lookup --model llama --tokens prompt.json
+  echo 1 2 3 4 5 6 7 8 | larderctl lookup --model llama --tokens -
+  larderctl lookup --key 5b1f...                 over all model versions")]
+    Lookup {
+        #[command(flatten)]
+        blocks: BlockArgs,
+        #[command(flatten)]
+        output: OutputArg,
+    },
+    /// Say why blocks are, or are not, a hit
+    ///
+    /// Each block gets one reason:
+    ///   hit            usable now
+    ///   never_seen     nobody has it, and no removal of it is remembered
+    ///   evicted        it was there and was removed lately
+    ///   other_layout   it is there, laid out for another engine or another setting
+    ///   other_content  these tokens are there, computed with other weights or settings
+    ///   incomplete     parts of it are missing everywhere
+    ///   node_down      who has it is not in session
+    ///   damaged        a copy was found damaged and withdrawn
+    ///   not_yours      another tenant has it
+    ///
+    /// With tokens, every model version of the name is asked, and blocks in a row with the same reason
+    /// are shown as one. The exit code is 0 whatever the reason.
+    #[command(
+        verbatim_doc_comment,
+        after_help = "\
+Examples:
+  larderctl explain --model llama --tokens prompt.json
+  larderctl explain --model llama --content 5b1f... --tokens prompt.json
+  larderctl explain --key 77ab...
+  larderctl explain --key 77ab... -o json | jq -r '.models[0].groups[0].reason'"
+    )]
+    Explain {
+        #[command(flatten)]
+        blocks: BlockArgs,
+        #[command(flatten)]
+        output: OutputArg,
+    },
+    /// Remove blocks from all nodes
+    ///
+    /// All stated conditions must hold, within the tenant of --tenant. Shows what would go and asks,
+    /// unless --yes. Parts that are being read go as well; their bytes stay until the readers are done.
+    /// A node that is not in session keeps its blocks: then the exit code is 1.
+    #[command(after_help = "\
+Examples:
+  larderctl evict --model llama --dry-run               what would go?
+  larderctl evict --model llama --tokens prompt.json    the blocks of one prompt
+  larderctl evict --key 77ab... --key 81c0... --yes
+  larderctl evict --producer engine-7 --yes             all that a bad engine wrote
+  larderctl --tenant acme evict --all                   everything of a tenant")]
+    Evict(EvictArgs),
+    /// List what may not be evicted now: leases, writes, quarantined memory, with owners
+    ///
+    /// Asks every node. `quarantined` is memory of a reader that lost its socket while its process lives
+    /// on: it comes back when the process ends.
+    #[command(after_help = "\
+Examples:
+  larderctl pins
+  larderctl pins node-a
+  larderctl pins -o json | jq '[.pins[].bytes] | add'")]
+    Pins {
+        /// Only this node, by name or id
+        node: Option<String>,
+        #[command(flatten)]
+        output: OutputArg,
+    },
+    /// Show the settings in force and where each comes from
+    ///
+    /// A flag wins over its environment variable, and that over the default.
+    #[command(after_help = "\
+Examples:
+  larderctl config
+  LARDER_MASTERS=m1:7400,m2:7400 larderctl config -o json")]
+    Config {
+        #[command(flatten)]
+        output: OutputArg,
+    },
+    /// Keep a file under a name, to try things out
+    ///
+    /// The file becomes a chain of blocks of the model version `raw`, put on one node. A name keeps
+    /// the bytes it was first given until its blocks are evicted: like everything in a cache, it may go
+    /// at any time to make room.
+    #[command(after_help = "\
+Examples:
+  larderctl put notes.txt --name notes
+  larderctl put notes.txt --name notes --node node-a
+  larderctl lookup --model raw --key KEY     KEY as printed by put")]
+    Put {
+        /// The file
+        file: PathBuf,
+        /// Its name in the cluster
+        #[arg(long, value_name = "NAME", value_parser = file_name)]
+        name: String,
+        /// The node that keeps it, by name or id [default: the one with most room]
+        #[arg(long, value_name = "NODE")]
+        node: Option<String>,
+        #[command(flatten)]
+        output: OutputArg,
+    },
+    /// Bring back a file that was put, verified
+    ///
+    /// Here -o names the file; --output is the format of the report. The file appears only when all of
+    /// it is there and its digest is right. Ends with exit code 3 when the name, or a block of it, is
+    /// not in the cluster any more.
+    #[command(after_help = "\
+Examples:
+  larderctl get notes -o copy.txt
+  larderctl get notes -o - | wc -c           to standard output
+  larderctl get notes -o copy.txt --output json")]
+    Get {
+        /// Its name in the cluster
+        #[arg(value_parser = file_name)]
+        name: String,
+        /// Where it goes; `-` is standard output
+        #[arg(short = 'o', long = "to", value_name = "FILE")]
+        to: PathBuf,
+        #[command(flatten)]
+        output: LongOutputArg,
+    },
+    /// Print a completion script for a shell
+    #[command(after_help = "\
+Examples:
+  larderctl completions bash > /etc/bash_completion.d/larderctl
+  larderctl completions fish > ~/.config/fish/completions/larderctl.fish")]
+    Completions {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
+}
+
+impl Command {
+    /// The format that stands behind the command, if one does.
+    pub(crate) fn format(&self) -> Option<Format> {
+        match self {
+            Self::Status { output }
+            | Self::Nodes { output, .. }
+            | Self::Models { output, .. }
+            | Self::Stats { output, .. }
+            | Self::Lookup { output, .. }
+            | Self::Explain { output, .. }
+            | Self::Evict(EvictArgs { output, .. })
+            | Self::Pins { output, .. }
+            | Self::Config { output }
+            | Self::Put { output, .. } => output.output,
+            Self::Get { output, .. } => output.output,
+            Self::Completions { .. } => None,
+        }
+    }
+}
+
+/// Which model versions are meant.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct ModelArgs {
+    /// Model versions with this display name
+    #[arg(long, value_name = "NAME")]
+    pub(crate) model: Option<String>,
+    /// Only versions of this content fingerprint
+    #[arg(long, value_name = "HEX")]
+    pub(crate) content: Option<ContentFingerprint>,
+    /// Only versions of this layout fingerprint
+    #[arg(long, value_name = "HEX")]
+    pub(crate) layout: Option<LayoutFingerprint>,
+}
+
+/// Blocks named by tokens or by key.
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("which").required(true).args(["tokens", "key"]))]
+pub(crate) struct BlockArgs {
+    #[command(flatten)]
+    pub(crate) models: ModelArgs,
+    #[command(flatten)]
+    pub(crate) tokens: TokenArgs,
+    /// A block by its key, 64 hex digits; may be repeated
+    #[arg(long, value_name = "HEX")]
+    pub(crate) key: Vec<BlockKey>,
+}
+
+/// A prompt, from which keys are computed.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct TokenArgs {
+    /// Token ids of a prompt: a JSON list, or numbers between spaces or commas; `-` is standard input
+    #[arg(long, value_name = "FILE", requires = "model")]
+    pub(crate) tokens: Option<PathBuf>,
+    /// The cache salt that the engines use
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    pub(crate) salt: String,
+}
+
+/// What to evict.
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("what").required(true).multiple(true)
+    .args(["model", "content", "layout", "tokens", "key", "producer", "all"]))]
+pub(crate) struct EvictArgs {
+    #[command(flatten)]
+    pub(crate) models: ModelArgs,
+    #[command(flatten)]
+    pub(crate) tokens: TokenArgs,
+    /// A block by its key, 64 hex digits; may be repeated
+    #[arg(long, value_name = "HEX", conflicts_with = "tokens")]
+    pub(crate) key: Vec<BlockKey>,
+    /// Only what this producer published
+    #[arg(long, value_name = "NAME")]
+    pub(crate) producer: Option<String>,
+    /// Everything of the tenant
+    #[arg(long, conflicts_with_all = ["model", "content", "layout", "tokens", "key", "producer"])]
+    pub(crate) all: bool,
+    /// Show what would go, and keep it
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Do not ask
+    #[arg(long)]
+    pub(crate) yes: bool,
+    #[command(flatten)]
+    pub(crate) output: OutputArg,
+}
+
+/// The rule for names of files in the cluster.
+fn file_name(text: &str) -> Result<String, String> {
+    let fine = (1..=255).contains(&text.len()) && !text.chars().any(char::is_control);
+    match fine {
+        true => Ok(text.to_owned()),
+        false => Err("must be 1 to 255 bytes long and have no control characters".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_teaches_by_examples_and_exit_codes_are_stated() {
+        let mut top = Cli::command();
+        assert!(top.render_help().to_string().contains("4  unreachable"));
+        let ours = top.get_subcommands_mut().filter(|command| command.get_name() != "help");
+        for command in ours {
+            let help = command.render_long_help().to_string();
+            assert!(help.contains("Examples:\n  larderctl"), "{}", command.get_name());
+        }
+    }
+
+    #[test]
+    fn the_format_may_stand_before_or_behind_the_command() {
+        let before = Cli::try_parse_from(["larderctl", "-o", "json", "nodes"]).unwrap();
+        assert_eq!((before.output.output, before.command.format()), (Some(Format::Json), None));
+        let behind = Cli::try_parse_from(["larderctl", "nodes", "-o", "json"]).unwrap();
+        assert_eq!(behind.command.format(), Some(Format::Json));
+    }
+
+    #[test]
+    fn a_command_without_its_condition_is_refused() {
+        for line in [
+            "evict",
+            "explain",
+            "explain --model llama",
+            "explain --tokens file",
+            "lookup --key 12",
+            "evict --all --model llama",
+            "status --timeout 5",
+            "nodes --tenant ../etc",
+        ] {
+            let args = std::iter::once("larderctl").chain(line.split(' '));
+            assert!(Cli::try_parse_from(args).is_err(), "{line}");
+        }
+    }
+}

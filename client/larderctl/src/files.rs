@@ -1,0 +1,535 @@
+//! `put` and `get`: files as blocks, to try a cluster out.
+//!
+//! A file is a chain of blocks of one model version, each with one part: first a manifest whose key
+//! comes from the name alone, then the pieces, whose keys hang on the digest of the file. Pieces are put
+//! before the manifest, so a manifest that is seen means that all pieces were stored; and pieces of two files
+//! never mix, whatever became of an earlier file of the same name. A name keeps its bytes for as long as
+//! its manifest is held.
+
+use crate::{
+    ctl::{Ctl, Names},
+    error::{CtlError, Doing},
+    output::{Section, print, size, span},
+};
+use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt, stream};
+use larder_client::{
+    ClientError,
+    cluster::{Fetched, NodeChoice, address_of},
+    connection::PutOutcome,
+    error::Reaction,
+    local::PartAttributes,
+    peers::NodeAddress,
+};
+use larder_proto::{
+    BlockKey, ContentFingerprint, ModelVersion, NodeId, PartNumber,
+    block_key::KeyChain,
+    canonical::{Decoder, Encoder},
+    fingerprint::{ContentDescription, Digest, LayerGroup, LayoutDescription, ModelDescription},
+    frame::KEYS_LIMIT,
+    part::{GroupRule, PartRef},
+    wire::DecodeError,
+};
+use serde::Serialize;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    io::{self, Read, Write},
+    path::Path,
+    time::Duration,
+};
+use tempfile::NamedTempFile;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+/// The display name of the model version that files belong to.
+const MODEL: &str = "raw";
+/// A name or digest of 32 bytes is one block of this many 4-byte "tokens".
+const BLOCK_TOKENS: u32 = 8;
+/// Bytes of a piece: a few are in memory at a time.
+const PIECE_LEN: u64 = 4 << 20;
+/// Pieces that are fetched ahead.
+const AHEAD: usize = 4;
+/// The longest file: its keys fit one question to a master.
+const FILE_LIMIT: u64 = PIECE_LEN * (KEYS_LIMIT as u64 - 1);
+const SCHEME: &str = "larder/file/1";
+/// How long `put` waits for masters to learn of the blocks; the bound of P5 many times over.
+const LISTED_WITHIN: Duration = Duration::from_secs(2);
+const PART: PartNumber = PartNumber(0);
+
+/// What the first block of a file says of the others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Manifest {
+    name: String,
+    len: u64,
+    digest: blake3::Hash,
+    piece_len: u64,
+}
+
+impl Manifest {
+    fn encode(&self) -> Vec<u8> {
+        let Self { name, len, digest, piece_len } = self;
+        let mut out = Encoder::with_scheme(SCHEME);
+        out.field(1, name.as_bytes()).number(2, *len);
+        out.field(3, digest.as_bytes()).number(4, *piece_len).finish()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut from = Decoder::with_scheme(SCHEME, bytes)?;
+        let (name, len) = (from.text(1)?, from.number(2)?);
+        let digest = blake3::Hash::from_bytes(from.array(3)?);
+        let piece_len = from.number(4)?;
+        from.finish()?;
+        let within = |what, value: u64, limit: u64| match value <= limit {
+            true => Ok(()),
+            false => Err(DecodeError::Limit { what, value, limit }),
+        };
+        within("file length", len, FILE_LIMIT)?;
+        within("piece length", piece_len, PIECE_LEN)?;
+        match piece_len.is_power_of_two() && len / piece_len < KEYS_LIMIT as u64 {
+            true => Ok(Self { name, len, digest, piece_len }),
+            false => Err(DecodeError::Unknown { what: "piece length", value: piece_len }),
+        }
+    }
+
+    fn pieces(&self) -> usize {
+        usize::try_from(self.len.div_ceil(self.piece_len)).unwrap_or(usize::MAX)
+    }
+
+    /// Bytes of a piece: the last one may be shorter.
+    fn len_of(&self, piece: usize) -> u64 {
+        let offset = (piece as u64).saturating_mul(self.piece_len);
+        self.len.saturating_sub(offset).min(self.piece_len)
+    }
+
+    /// Keys of the manifest and of all pieces.
+    fn keys(&self) -> Vec<BlockKey> {
+        let (mut chain, root) = root_of(&self.name);
+        let mut keys = vec![root];
+        for piece in 0..self.pieces() {
+            let tokens = match piece {
+                0 => tokens_of(self.digest.as_bytes()),
+                later => {
+                    let mut bytes = [0; 32];
+                    bytes[..8].copy_from_slice(&(later as u64).to_le_bytes());
+                    tokens_of(&bytes)
+                }
+            };
+            keys.push(chain.next(&tokens, &[], None));
+        }
+        keys
+    }
+}
+
+fn tokens_of(bytes: &[u8; 32]) -> Vec<u32> {
+    let (words, _) = bytes.as_chunks::<4>();
+    words.iter().map(|word| u32::from_le_bytes(*word)).collect()
+}
+
+/// The key of a file's manifest, and the chain that goes on from it.
+fn root_of(name: &str) -> (KeyChain, BlockKey) {
+    let mut chain = KeyChain::new(content(), BLOCK_TOKENS, b"");
+    let root = chain.next(&tokens_of(blake3::hash(name.as_bytes()).as_bytes()), &[], None);
+    (chain, root)
+}
+
+fn content() -> ContentFingerprint {
+    model().content.fingerprint()
+}
+
+/// What files are, in the words of an engine's blocks.
+fn model() -> ModelDescription {
+    let digest = |text: &str| Digest::from_bytes(*blake3::hash(text.as_bytes()).as_bytes());
+    let group = LayerGroup {
+        rule: GroupRule::EveryBlock,
+        layers: vec![0],
+        dtype: "u8".to_owned(),
+        shape: Vec::new(),
+        strides: Vec::new(),
+        part_bytes: 0,
+    };
+    ModelDescription {
+        display_name: MODEL.to_owned(),
+        content: ContentDescription {
+            weights: digest("larderctl: the bytes of a file"),
+            weight_epoch: 0,
+            tokenizer: digest("larderctl: the name of a file"),
+            adapter: None,
+            kv_dtype: "u8".to_owned(),
+            kv_scales: None,
+        },
+        layout: LayoutDescription {
+            engine_family: "larderctl".to_owned(),
+            kv_format_version: 1,
+            block_tokens: BLOCK_TOKENS,
+            groups: vec![group],
+            parallel: BTreeMap::new(),
+            options: BTreeMap::new(),
+        },
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Stored {
+    name: String,
+    /// `stored`, or `exists` where the very file was there already.
+    outcome: &'static str,
+    bytes: u64,
+    digest: String,
+    /// The nodes that hold it, as far as this command knows.
+    nodes: Vec<String>,
+    /// Whether a master lists all of it already.
+    listed: bool,
+    model: String,
+    keys: Vec<String>,
+}
+
+/// `larderctl put`.
+pub(crate) async fn put(
+    ctl: &Ctl,
+    path: &Path,
+    name: &str,
+    node: Option<&str>,
+) -> Result<(), CtlError> {
+    let at_file = |source| CtlError::File { what: "read", path: path.to_owned(), source };
+    let manifest = describe(path, name).map_err(at_file)?;
+    let choice = match node {
+        None => NodeChoice::MostRoom,
+        Some(node) => {
+            let found = ctl.within("find the node", ctl.nodes(Some(node))).await?;
+            let ids = found.iter().map(|node| address_of(node).doing("read the master's answer"));
+            let ids = ids.collect::<Result<Vec<_>, _>>()?;
+            NodeChoice::Named(ids.first().map(|it| it.node.to_string()).unwrap_or_default())
+        }
+    };
+    let stored = match held(ctl, name).await? {
+        Some((held, source)) if held == manifest => {
+            stored(ctl, &manifest, "exists", source).await?
+        }
+        Some((held, _)) => return Err(taken(&held)),
+        None => store(ctl, path, &manifest, &choice).await?,
+    };
+    ctl.out.show(&stored, stored_for_people)
+}
+
+fn taken(held: &Manifest) -> CtlError {
+    let (_, root) = root_of(&held.name);
+    CtlError::Failed(format!(
+        "the name {} is taken by another file of {}; `larderctl evict --key {root}` frees it",
+        held.name,
+        size(held.len)
+    ))
+}
+
+/// Reads a file once, for its length and digest.
+fn describe(path: &Path, name: &str) -> io::Result<Manifest> {
+    let mut hasher = blake3::Hasher::new();
+    let mut file = File::open(path)?;
+    let (mut buffer, mut len) = (vec![0; 1 << 20], 0u64);
+    loop {
+        match file.read(&mut buffer)? {
+            0 => break,
+            n => {
+                hasher.update(&buffer[..n]);
+                len += n as u64;
+            }
+        }
+        if len > FILE_LIMIT {
+            let limit = size(FILE_LIMIT);
+            return Err(io::Error::other(format!("the file is longer than {limit}, the limit")));
+        }
+    }
+    Ok(Manifest { name: name.to_owned(), len, digest: hasher.finalize(), piece_len: PIECE_LEN })
+}
+
+/// The manifest that is held under a name, and who gave it.
+async fn held(ctl: &Ctl, name: &str) -> Result<Option<(Manifest, NodeId)>, CtlError> {
+    let (_, root) = root_of(name);
+    let got = ctl.client.get(model().version(), root, PART, ctl.timeout).await;
+    let Some(Fetched { bytes, source, .. }) = got.doing(format!("look for {name}"))? else {
+        return Ok(None);
+    };
+    let manifest = Manifest::decode(&bytes).map_err(|error| {
+        CtlError::Failed(format!("what is held under {name} is no file of this program: {error}"))
+    })?;
+    match manifest.name == name {
+        true => Ok(Some((manifest, source))),
+        false => Err(CtlError::Failed(format!("what is held under {name} has another name"))),
+    }
+}
+
+/// Puts a file on the first node of the choice that takes all of it.
+async fn store(
+    ctl: &Ctl,
+    path: &Path,
+    manifest: &Manifest,
+    choice: &NodeChoice,
+) -> Result<Stored, CtlError> {
+    let ready = async {
+        ctl.client.register_model(&model()).await.doing("register the model raw")?;
+        ctl.client.nodes_for_put(choice).await.doing("choose a node")
+    };
+    let mut refused = None;
+    for node in ctl.within("prepare the put", ready).await? {
+        match store_on(ctl, path, manifest, &node).await {
+            Ok(()) => return stored(ctl, manifest, "stored", node.node).await,
+            Err(error) if may_fit_elsewhere(&error) => refused = Some(error),
+            Err(error) => return Err(error),
+        }
+    }
+    Err(refused.unwrap_or_else(|| CtlError::Failed("no node takes puts".to_owned())))
+}
+
+/// Whether another node may take what this one did not.
+fn may_fit_elsewhere(error: &CtlError) -> bool {
+    match error {
+        CtlError::Client { source: ClientError::Connect { .. }, .. } => true,
+        CtlError::Client { source: ClientError::Transfer(error), .. } => {
+            error.reaction() == Reaction::TryAnother
+        }
+        _ => false,
+    }
+}
+
+/// Puts all pieces of a file, then its manifest.
+async fn store_on(
+    ctl: &Ctl,
+    path: &Path,
+    manifest: &Manifest,
+    node: &NodeAddress,
+) -> Result<(), CtlError> {
+    let at_file = |source| CtlError::File { what: "read", path: path.to_owned(), source };
+    let mut file = File::open(path).map_err(at_file)?;
+    let mut hasher = blake3::Hasher::new();
+    let keys = manifest.keys();
+    for piece in 0..manifest.pieces() {
+        let len = usize::try_from(manifest.len_of(piece)).unwrap_or(usize::MAX);
+        let mut bytes = vec![0; len];
+        file.read_exact(&mut bytes).map_err(at_file)?;
+        hasher.update(&bytes);
+        put_block(ctl, node, &keys, piece + 1, bytes.into()).await?;
+    }
+    if hasher.finalize() != manifest.digest {
+        let path = path.to_owned();
+        return Err(CtlError::Content { path, rule: "must not change while it is put".to_owned() });
+    }
+    put_block(ctl, node, &keys, 0, manifest.encode().into()).await
+}
+
+async fn put_block(
+    ctl: &Ctl,
+    node: &NodeAddress,
+    keys: &[BlockKey],
+    block: usize,
+    bytes: Bytes,
+) -> Result<(), CtlError> {
+    let ModelVersion { content, layout } = model().version();
+    let part = PartRef { key: keys[block], layout, part: PART };
+    let parent = block.checked_sub(1).map(|parent| keys[parent]);
+    let attributes = PartAttributes { content, root: keys[0], parent, origin_hash: None };
+    let what = || format!("put block {block} of {} on {}", keys.len(), node.address);
+    let put = ctl.client.put(node, part, &attributes, bytes, ctl.timeout).await;
+    match put.doing(what())? {
+        PutOutcome::Stored(_) => Ok(()),
+        // A piece is named after its bytes. A manifest of another file came between: say so.
+        PutOutcome::Exists(_) if block > 0 => Ok(()),
+        PutOutcome::Exists(_) => Err(CtlError::Failed(
+            "the name was taken meanwhile; put again to see by what".to_owned(),
+        )),
+        PutOutcome::InProgress { producer, since } => Err(CtlError::Failed(format!(
+            "{}: {producer} has been putting it for {}",
+            what(),
+            span(since)
+        ))),
+    }
+}
+
+async fn stored(
+    ctl: &Ctl,
+    manifest: &Manifest,
+    outcome: &'static str,
+    node: NodeId,
+) -> Result<Stored, CtlError> {
+    let keys = manifest.keys();
+    let listed = wait_until_listed(ctl, &keys).await?;
+    let names = ctl.names().await?;
+    Ok(Stored {
+        name: manifest.name.clone(),
+        outcome,
+        bytes: manifest.len,
+        digest: manifest.digest.to_hex().to_string(),
+        nodes: vec![names.of(&node)],
+        listed,
+        model: model().version().to_string(),
+        keys: keys.iter().map(ToString::to_string).collect(),
+    })
+}
+
+/// Waits until a master knows who holds the blocks, so that a `get` right after finds them; whether it
+/// does.
+async fn wait_until_listed(ctl: &Ctl, keys: &[BlockKey]) -> Result<bool, CtlError> {
+    let until = Instant::now() + LISTED_WITHIN.min(ctl.timeout);
+    let mut ticks = interval(Duration::from_millis(20));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let located = ctl.client.locate(model().version(), keys).await.doing("locate the file")?;
+        if located.blocks.iter().all(|holders| !holders.is_empty()) {
+            return Ok(true);
+        }
+        if Instant::now() >= until {
+            return Ok(false);
+        }
+    }
+}
+
+fn stored_for_people(stored: &Stored) -> Vec<Section> {
+    let Stored { name, outcome, bytes, nodes, listed, keys, digest, .. } = stored;
+    let verb = if *outcome == "exists" { "is held already" } else { "is stored" };
+    let on = nodes.join(", ");
+    let blocks = keys.len();
+    let mut text = format!("{name} {verb}: {} in {blocks} blocks on {on}\n", size(*bytes));
+    text.push_str(&format!("digest {digest}\n"));
+    if let Some(root) = keys.first() {
+        text.push_str(&format!("key    {root}\n"));
+    }
+    if !listed {
+        text.push_str("no master lists all of it yet: `larderctl status` shows what is wrong\n");
+    }
+    text.push_str(&format!("try    larderctl get {name} -o FILE"));
+    vec![Section::Text(text)]
+}
+
+#[derive(Debug, Serialize)]
+struct Brought {
+    name: String,
+    file: String,
+    bytes: u64,
+    digest: String,
+    verified: bool,
+    nodes: Vec<String>,
+}
+
+/// `larderctl get`.
+pub(crate) async fn get(ctl: &Ctl, name: &str, to: &Path) -> Result<(), CtlError> {
+    let Some((manifest, source)) = held(ctl, name).await? else {
+        let tenant = ctl.tenant();
+        let why = format!("no file is held under the name {name} (tenant {tenant})");
+        return Err(CtlError::NotFound(why));
+    };
+    let names = ctl.names().await?;
+    let mut nodes = BTreeSet::from([names.of(&source)]);
+    if to.as_os_str() == "-" {
+        // Each piece was verified when it came; the report would only be in the way.
+        return bring(ctl, &manifest, &mut nodes, &names, print).await;
+    }
+    let at_file = |source| CtlError::File { what: "write", path: to.to_owned(), source };
+    let beside = to.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut file = NamedTempFile::new_in(beside).map_err(at_file)?;
+    bring(ctl, &manifest, &mut nodes, &names, |bytes| file.write_all(bytes).map_err(at_file))
+        .await?;
+    file.persist(to).map_err(|error| at_file(error.error))?;
+    let brought = Brought {
+        name: name.to_owned(),
+        file: to.display().to_string(),
+        bytes: manifest.len,
+        digest: manifest.digest.to_hex().to_string(),
+        verified: true,
+        nodes: nodes.into_iter().collect(),
+    };
+    ctl.out.show(&brought, |brought| {
+        let Brought { name, file, bytes, digest, nodes, .. } = brought;
+        let (bytes, nodes) = (size(*bytes), nodes.join(", "));
+        vec![Section::Text(format!(
+            "{name} is in {file}: {bytes} from {nodes}, verified\ndigest {digest}"
+        ))]
+    })
+}
+
+/// Brings all pieces in order and holds the whole to its digest.
+async fn bring(
+    ctl: &Ctl,
+    manifest: &Manifest,
+    nodes: &mut BTreeSet<String>,
+    names: &Names,
+    mut write: impl FnMut(&[u8]) -> Result<(), CtlError>,
+) -> Result<(), CtlError> {
+    let name = &manifest.name;
+    let keys = manifest.keys();
+    let fetches = keys[1..].iter().enumerate().map(|(piece, key)| async move {
+        let got = ctl.client.get(model().version(), *key, PART, ctl.timeout).await;
+        let of = keys_of(manifest);
+        let fetched = got.doing(format!("bring block {} of {of} of {name}", piece + 1))?;
+        let gone = || {
+            let block = piece + 1;
+            CtlError::NotFound(format!("block {block} of {of} of {name} is not held any more"))
+        };
+        let fetched = fetched.ok_or_else(gone)?;
+        match fetched.bytes.len() as u64 == manifest.len_of(piece) {
+            true => Ok(fetched),
+            false => Err(CtlError::Failed(format!("block {} has a wrong length", piece + 1))),
+        }
+    });
+    let mut hasher = blake3::Hasher::new();
+    let mut fetches = stream::iter(fetches).buffered(AHEAD);
+    while let Some(fetched) = fetches.try_next().await? {
+        nodes.insert(names.of(&fetched.source));
+        hasher.update(&fetched.bytes);
+        write(&fetched.bytes)?;
+    }
+    match hasher.finalize() == manifest.digest {
+        true => Ok(()),
+        false => {
+            Err(CtlError::Failed(format!("the digest of {name} is not the one it was put with")))
+        }
+    }
+}
+
+/// Blocks of a file: its pieces and its manifest.
+fn keys_of(manifest: &Manifest) -> usize {
+    manifest.pieces() + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn manifest(name: &str, len: u64) -> Manifest {
+        let digest = blake3::hash(&len.to_le_bytes());
+        Manifest { name: name.to_owned(), len, digest, piece_len: PIECE_LEN }
+    }
+
+    #[test]
+    fn a_manifest_comes_back_as_it_was_and_a_lie_about_lengths_is_refused() {
+        let one = manifest("notes", 2 * PIECE_LEN + 1);
+        assert_eq!(Manifest::decode(&one.encode()), Ok(one.clone()));
+        assert_eq!((one.pieces(), one.len_of(0), one.len_of(2)), (3, PIECE_LEN, 1));
+        let lies = [
+            Manifest { len: FILE_LIMIT + 1, ..one.clone() },
+            Manifest { piece_len: 0, ..one.clone() },
+            Manifest { piece_len: 1 << 40, ..one.clone() },
+            Manifest { piece_len: 1, len: FILE_LIMIT, ..one },
+        ];
+        for lie in lies {
+            assert!(Manifest::decode(&lie.encode()).is_err(), "{lie:?}");
+        }
+    }
+
+    #[test]
+    fn a_name_alone_gives_the_key_of_its_manifest_and_pieces_depend_on_the_bytes() {
+        let (one, other) = (manifest("a", 10), manifest("a", 11));
+        assert_eq!(one.keys()[0], other.keys()[0]);
+        assert_ne!(one.keys()[1], other.keys()[1]);
+        assert_ne!(one.keys()[0], manifest("b", 10).keys()[0]);
+        assert_eq!(manifest("empty", 0).keys().len(), 1);
+        let keys: BTreeSet<_> = manifest("long", 5 * PIECE_LEN).keys().into_iter().collect();
+        assert_eq!(keys.len(), 6);
+    }
+
+    #[test]
+    fn the_model_of_files_is_one_that_masters_take() {
+        let model = model();
+        assert!(model.layout.check().is_ok());
+        assert_eq!(ContentDescription::decode(&model.content.encode()), Ok(model.content));
+        assert_eq!(LayoutDescription::decode(&model.layout.encode()), Ok(model.layout));
+    }
+}

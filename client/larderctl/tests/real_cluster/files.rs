@@ -1,0 +1,83 @@
+//! `larderctl put` and `get`: files come back as they were, or not at all.
+
+use crate::support::{Cluster, Run, text};
+use std::{fs, path::Path};
+
+fn write(path: &Path, len: usize, seed: u8) -> String {
+    let bytes: Vec<u8> = (0..len).map(|at| (at * 31 >> 3).to_le_bytes()[0] ^ seed).collect();
+    fs::write(path, bytes).unwrap();
+    text(path)
+}
+
+#[tokio::test]
+async fn a_file_comes_back_as_it_was() {
+    let cluster = Cluster::start(&["node-a", "node-b"]).await;
+    let dir = cluster.dir.path();
+    for (name, len) in [("empty", 0), ("short", 5), ("one piece", 4 << 20), ("long", (9 << 20) + 1)]
+    {
+        let (file, copy) = (dir.join("in"), dir.join("out"));
+        let path = write(&file, len, 1);
+        let put = cluster.ctl(&["put", &path, "--name", name, "-o", "json"]).await.json(0);
+        assert_eq!(
+            (put["outcome"].as_str(), put["bytes"].as_u64()),
+            (Some("stored"), Some(len as u64))
+        );
+        assert_eq!(put["listed"], true);
+        let to = text(&copy);
+        let got = cluster.ctl(&["get", name, "-o", &to, "--output", "json"]).await.json(0);
+        assert_eq!((&got["verified"], &got["digest"]), (&true.into(), &put["digest"]));
+        assert_eq!(fs::read(&file).unwrap(), fs::read(&copy).unwrap(), "{name}");
+
+        let again = cluster.ctl(&["put", &path, "--name", name, "-o", "json"]).await.json(0);
+        assert_eq!(again["outcome"], "exists");
+    }
+    let run = cluster.ctl(&["get", "short", "-o", "-"]).await;
+    assert_eq!(run.out.as_bytes(), &fs::read(dir.join("in")).unwrap()[..5]);
+    let models = cluster.ctl(&["models", "raw"]).await;
+    assert!(models.code == 0 && models.out.contains("larderctl"), "{models:?}");
+}
+
+#[tokio::test]
+async fn a_name_keeps_its_bytes_until_it_is_evicted() {
+    let cluster = Cluster::start(&["node-a", "node-b"]).await;
+    let dir = cluster.dir.path();
+    let (one, two) = (write(&dir.join("one"), 5000, 1), write(&dir.join("two"), 5000, 2));
+    let put = ["put", &one, "--name", "notes", "--node", "node-b", "-o", "json"];
+    let stored = cluster.ctl(&put).await.json(0);
+    assert_eq!(stored["nodes"], serde_json::json!(["node-b"]));
+    let run = cluster.ctl(&["put", &two, "--name", "notes"]).await;
+    assert_eq!(run.code, 1, "{run:?}");
+    let root = stored["keys"][0].as_str().unwrap();
+    assert!(run.err.contains(&format!("larderctl evict --key {root}")), "{run:?}");
+
+    let found =
+        cluster.ctl(&["lookup", "--model", "raw", "--key", root, "-o", "json"]).await.json(0);
+    assert_eq!(found["blocks"][0]["models"][0]["holders"][0]["name"], "node-b");
+    let run = cluster.ctl(&["evict", "--key", root, "--yes"]).await;
+    assert_eq!(run.code, 0, "{run:?}");
+    let gone = |run: &Run| run.code == 3;
+    let run = cluster.eventually(&["get", "notes", "-o", "-"], gone).await;
+    assert!(run.out.is_empty(), "{run:?}");
+    let run = cluster.ctl(&["put", &two, "--name", "notes", "-o", "json"]).await;
+    assert_eq!(run.json(0)["outcome"], "stored");
+    let copy = text(&dir.join("copy"));
+    assert_eq!(cluster.ctl(&["get", "notes", "-o", &copy]).await.code, 0);
+    assert_eq!(fs::read(&two).unwrap(), fs::read(&copy).unwrap());
+}
+
+#[tokio::test]
+async fn a_file_of_which_a_block_is_gone_is_not_found_and_leaves_nothing_behind() {
+    let cluster = Cluster::start(&["node-a"]).await;
+    let dir = cluster.dir.path();
+    let path = write(&dir.join("in"), 5 << 20, 1);
+    let put = cluster.ctl(&["put", &path, "--name", "long", "-o", "json"]).await.json(0);
+    let last = put["keys"][2].as_str().unwrap();
+    assert_eq!(cluster.ctl(&["evict", "--key", last, "--yes"]).await.code, 0);
+    let out = dir.join("results");
+    fs::create_dir(&out).unwrap();
+    let to = text(&out.join("copy"));
+    let run = cluster.ctl(&["get", "long", "-o", &to]).await;
+    assert_eq!(run.code, 3, "{run:?}");
+    assert!(run.err.contains("block 2 of 3 of long"), "{run:?}");
+    assert_eq!(fs::read_dir(&out).unwrap().count(), 0, "no half file");
+}
