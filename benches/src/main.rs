@@ -4,7 +4,11 @@
 //! standard error, prints one table on standard output, and writes the same rows as JSON where asked. No figure
 //! is printed of bytes or answers that were wrong. Exit codes: 0 measured, 1 not measured, 2 usage. A figure
 //! that misses its goal is no failure: the table says so.
+//!
+//! `unsafe` is confined to the counting allocator and to memory that the reference shares with its clients.
+#![deny(unsafe_code)]
 
+#[expect(unsafe_code, reason = "an allocator is unsafe to implement; it passes every call on")]
 mod allocator;
 mod budget;
 mod child;

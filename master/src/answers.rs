@@ -26,10 +26,7 @@ pub struct BadRequest {
 }
 
 /// Names a field in the error of reading it.
-pub(crate) fn field<T>(
-    field: &'static str,
-    read: Result<T, DecodeError>,
-) -> Result<T, BadRequest> {
+pub(crate) fn field<T>(field: &'static str, read: Result<T, DecodeError>) -> Result<T, BadRequest> {
     read.map_err(|source| BadRequest { field, source })
 }
 
@@ -61,9 +58,8 @@ pub fn match_prefix(
     let (found, coverage) = consistent(cluster, &mut naming, |naming| {
         let exclude = asker.and_then(|asker| naming.roster.location(&asker));
         let space = cluster.index().find_space(&tenant, &model);
-        let found = space.map(|space| {
-            cluster.index().match_prefix(space, request.rank, exclude, &keys)
-        });
+        let found =
+            space.map(|space| cluster.index().match_prefix(space, request.rank, exclude, &keys));
         let Some(found) = found else { return control::MatchPrefixReply::default() };
         let mut runs = Vec::with_capacity(found.runs.len());
         for run in &found.runs {

@@ -267,7 +267,12 @@ impl Cluster {
     }
 
     /// What the index calls a part set of a node.
-    pub(crate) fn intern(&self, tenant: &TenantId, model: &ModelVersion, parts: &PartSet) -> Interned {
+    pub(crate) fn intern(
+        &self,
+        tenant: &TenantId,
+        model: &ModelVersion,
+        parts: &PartSet,
+    ) -> Interned {
         let space = self.index.find_space(tenant, model).or_else(|| {
             let space = self.index.space(tenant, model)?;
             if let Some(registered) = self.registry.read().get(model) {
@@ -285,7 +290,9 @@ impl Cluster {
             (RecordKind::Stored, Interned { set: Some(set), .. }) => {
                 self.index.upsert(location, &record.key, *set, record.tiers);
             }
-            (RecordKind::Stored, _) => {
+            (RecordKind::Stored, Interned { space, .. }) => {
+                // What was held before is no longer true.
+                space.map(|space| self.index.remove(location, space, &record.key, record.kind));
                 self.index.leave_out(location, &record.key);
             }
             (kind, Interned { space: Some(space), .. }) => {
@@ -397,7 +404,12 @@ impl Cluster {
 
     /// Nobody speaks any more for locations that are hidden or forgotten. May wait for messages in hand,
     /// so it comes before the change that answers notice.
-    fn retire_lost(&self, members: &mut Members, actions: &[Action], sources: &mut Vec<Arc<Source>>) {
+    fn retire_lost(
+        &self,
+        members: &mut Members,
+        actions: &[Action],
+        sources: &mut Vec<Arc<Source>>,
+    ) {
         for action in actions {
             if let Action::Hide(location) | Action::Forget(location) = action {
                 self.retire(members, sources, *location);

@@ -134,7 +134,9 @@ mod tests {
             ("metrics.listen", |c| c.metrics.listen = "0.0.0.0:7410".parse().unwrap()),
             ("control.message_limit", |c| c.control.message_limit = ByteSize::mib(1)),
             ("control.keys_limit", |c| c.control.keys_limit = 0),
-            ("control.command_timeout", |c| c.control.command_timeout = HumanDuration::from_secs(0)),
+            ("control.command_timeout", |c| {
+                c.control.command_timeout = HumanDuration::from_secs(0)
+            }),
             ("nodes.heartbeat", |c| c.nodes.heartbeat = HumanDuration::from_secs(61)),
             ("nodes.ttl", |c| c.nodes.ttl = HumanDuration::from_secs(0)),
             ("index.entries_limit", |c| c.index.entries_limit = 0),

@@ -10,8 +10,7 @@ use crate::{
 };
 use larder_proto::{
     BlockKey, ContentFingerprint, LayoutFingerprint, Location, ModelVersion, control,
-    event::RecordKind,
-    ids::TenantName,
+    event::RecordKind, ids::TenantName,
 };
 
 /// The closed list of reasons.
@@ -121,7 +120,8 @@ fn reason(cluster: &Cluster, question: &Question) -> (Reason, String, Vec<Holder
     let hidden: Vec<Holder> =
         mine.iter().flat_map(|(space, _)| index.holders_hidden(*space, key)).collect();
     if !hidden.is_empty() {
-        let names: Vec<String> = hidden.iter().map(|holder| name(cluster, holder.location)).collect();
+        let names: Vec<String> =
+            hidden.iter().map(|holder| name(cluster, holder.location)).collect();
         let detail = format!("held by {}, which is not in session", names.join(", "));
         return (Reason::NodeDown, detail, Vec::new());
     }
@@ -178,11 +178,11 @@ fn never_seen(cluster: &Cluster) -> String {
 }
 
 fn name(cluster: &Cluster, location: Location) -> String {
-    let of_location = |node: &crate::membership::Node| {
-        node.life.is_some_and(|life| life.location == location)
-    };
+    let of_location =
+        |node: &crate::membership::Node| node.life.is_some_and(|life| life.location == location);
     let node = cluster.nodes().into_iter().find(of_location);
-    node.map_or_else(|| "a node".to_owned(), |node| {
-        format!("node {} ({})", node.identity.node, node.identity.name)
-    })
+    node.map_or_else(
+        || "a node".to_owned(),
+        |node| format!("node {} ({})", node.identity.node, node.identity.name),
+    )
 }

@@ -183,7 +183,11 @@ impl HardState {
     ///
     /// # Errors
     /// The disk.
-    pub fn put_model(&self, version: &ModelVersion, model: &Registered) -> Result<(), HardStateError> {
+    pub fn put_model(
+        &self,
+        version: &ModelVersion,
+        model: &Registered,
+    ) -> Result<(), HardStateError> {
         let mut batch = WriteBatch::default();
         batch.put(key(MODEL, &version.to_wire()), model.encode());
         self.write(batch)
@@ -224,7 +228,8 @@ fn check_format(state_dir: &Path) -> Result<(), HardStateError> {
     let foreign = |why| HardStateError::Foreign { path: state_dir.to_owned(), why };
     match fs::read_to_string(&path) {
         Ok(text) => {
-            let found = text.strip_prefix(FORMAT_WORDS).and_then(|number| number.trim().parse().ok());
+            let found =
+                text.strip_prefix(FORMAT_WORDS).and_then(|number| number.trim().parse().ok());
             match found.ok_or(foreign("its FORMAT file says something else"))? {
                 found if found <= u64::from(FORMAT) => Ok(()),
                 found => Err(HardStateError::Newer { path: state_dir.to_owned(), found }),
@@ -342,7 +347,10 @@ mod tests {
     fn a_second_master_on_the_same_directory_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let _first = HardState::open(dir.path()).unwrap();
-        assert!(matches!(HardState::open(dir.path()), Err(HardStateError::Db { what: "open", .. })));
+        assert!(matches!(
+            HardState::open(dir.path()),
+            Err(HardStateError::Db { what: "open", .. })
+        ));
     }
 
     #[test]

@@ -231,7 +231,11 @@ pub(crate) mod tests {
         (content, layout)
     }
 
-    fn register(registry: &mut Registry, name: &str, weights: u8) -> Result<Registration, RegisterError> {
+    fn register(
+        registry: &mut Registry,
+        name: &str,
+        weights: u8,
+    ) -> Result<Registration, RegisterError> {
         let (content, layout) = descriptions(weights);
         let registration = registry.check(name, &content.encode(), &layout.encode())?;
         registry.insert(registration.version, registration.model.clone());

@@ -104,6 +104,8 @@ struct Open {
     /// By the session's number of the set.
     sets: Vec<Option<Interned>>,
     synced: bool,
+    /// There was a gap since digests were compared, so shards that cannot be compared may be wrong.
+    gap: bool,
     asked: Box<[Asked; SHARDS]>,
     snapshot: Option<SnapshotInProgress>,
 }
@@ -211,6 +213,8 @@ impl Session {
             source,
             sets: Vec::new(),
             synced: false,
+            // The session before may have ended between a gap and its repair.
+            gap: true,
             asked: Box::new([Asked::default(); SHARDS]),
             snapshot: None,
         }));
@@ -244,8 +248,7 @@ impl Open {
         let last = events.first_seq.checked_add(count).and_then(|end| end.checked_sub(1));
         let last = last.ok_or(order("events", "whose numbers do not fit 64 bits"))?;
         if events.first_seq > expected {
-            cluster.counters().gaps.add(1);
-            self.synced = false;
+            self.note_gap(cluster);
         }
         let known = expected.saturating_sub(events.first_seq).min(count);
         if known > 0 {
@@ -280,8 +283,7 @@ impl Open {
             Some(_) => {}
             None => {
                 if seq > *applied {
-                    cluster.counters().gaps.add(1);
-                    self.synced = false;
+                    self.note_gap(cluster);
                     *applied = seq;
                 }
                 cluster.index().begin_replace(self.source.location, shard);
@@ -293,7 +295,10 @@ impl Open {
             let record = record?;
             let held = record.kind == RecordKind::Stored && !record.tiers.is_empty();
             if Shard::of(&record.key) != shard || !held {
-                return Err(order("a snapshot", "with a record that is not of its shard or not held"));
+                return Err(order(
+                    "a snapshot",
+                    "with a record that is not of its shard or not held",
+                ));
             }
             cluster.apply(self.source.location, self.set(record.set)?, &record);
         }
@@ -321,13 +326,13 @@ impl Open {
             return Ok(repeated(cluster, *applied));
         }
         if beat.seq > *applied {
-            cluster.counters().gaps.add(1);
-            self.synced = false;
+            self.note_gap(cluster);
             *applied = beat.seq;
         }
         let mut output = Output::ack(*applied);
         if !beat.digests.is_empty() {
-            let differing = cluster.index().differing(self.source.location, &digests(&beat.digests)?);
+            let differing =
+                cluster.index().differing(self.source.location, &digests(&beat.digests)?);
             self.synced = differing.is_empty();
             self.note_differing(&differing, cluster);
         }
@@ -343,12 +348,19 @@ impl Open {
         Ok(output)
     }
 
-    /// Shards stay noted until they agree, so that an unchanged node is asked again in time. So do those
-    /// that miss entries, once there is room for them.
+    fn note_gap(&mut self, cluster: &Cluster) {
+        cluster.counters().gaps.add(1);
+        self.synced = false;
+        self.gap = true;
+    }
+
+    /// Shards stay noted until they agree, so that an unchanged node is asked again in time. Those that
+    /// miss entries cannot be compared: they are asked for after a gap, and once there is room for them.
     fn note_differing(&mut self, differing: &[Shard], cluster: &Cluster) {
         let (index, location) = (cluster.index(), self.source.location);
         let left_out = index.location_stats(location).map_or(0, |stats| stats.left_out);
-        let missing = match left_out > 0 && index.room() >= left_out {
+        let gap = std::mem::take(&mut self.gap);
+        let missing = match left_out > 0 && (gap || index.room() >= left_out) {
             true => index.left_out_shards(location),
             false => Vec::new(),
         };
@@ -384,12 +396,18 @@ impl Open {
         due
     }
 
-    fn define(&mut self, defs: &[control::PartSetDef], cluster: &Cluster) -> Result<(), SessionError> {
+    fn define(
+        &mut self,
+        defs: &[control::PartSetDef],
+        cluster: &Cluster,
+    ) -> Result<(), SessionError> {
         for def in defs {
             let at = def.set as usize;
             if at >= SETS_LIMIT {
                 let (value, limit) = (u64::from(def.set), SETS_LIMIT as u64);
-                return Err(DecodeError::Limit { what: "number of a part set", value, limit }.into());
+                return Err(
+                    DecodeError::Limit { what: "number of a part set", value, limit }.into()
+                );
             }
             let tenant: TenantId = def.tenant.as_ref().try_into()?;
             let model = ModelVersion {
@@ -445,7 +463,9 @@ fn check_hello(
     let refuse = |reason: String| Err(SessionError::Refused(reason));
     if hello.protocol != PROTOCOL {
         let theirs = hello.protocol;
-        return refuse(format!("the node speaks session protocol {theirs}, this master {PROTOCOL}"));
+        return refuse(format!(
+            "the node speaks session protocol {theirs}, this master {PROTOCOL}"
+        ));
     }
     let ours = self_check();
     if hello.key_check.as_ref() != ours.as_bytes() {

@@ -2,9 +2,7 @@
 //!
 //! The peer's bytes land in a reserved extent and are verified chunk by chunk on the way; the part
 //! becomes visible here when all are there, under a generation of this node, with the origin that the
-//! peer recorded. Sources are tried in order. One that has not got the part is forgotten for it; one whose
-//! bytes arrive damaged is asked once more to verify its own copy first, which withdraws the copy if the
-//! damage is there.
+//! peer recorded. Which source is tried when is decided by [`larder_client::failover`].
 
 use crate::{
     catalog::{Admission, CommitError, PartRead, Producer, Put},
@@ -13,7 +11,8 @@ use crate::{
 };
 use larder_client::{
     connection::Landing,
-    error::{Reaction, TransferError},
+    error::TransferError,
+    failover::{Attempt, first_of},
     locations::Sources,
     peers::NodeAddress,
 };
@@ -56,58 +55,32 @@ impl Node {
             metrics::pulls(Pulled::Joined).increment(1);
             return Ok((read, self.id()));
         }
-        let mut last = TransferError::Refused {
-            code: Code::Miss,
-            reason: "no node is known to hold the part".to_owned(),
-        };
-        for source in sources.iter().filter(|source| source.node != self.id()) {
-            match self.pull_from(wanted, source).await {
-                Ok(read) => {
-                    metrics::pulls(Pulled::Brought).increment(1);
-                    self.count_received(read.info().len);
-                    return Ok((read, source.node));
-                }
-                Err(error) => {
-                    tracing::debug!(key = %wanted.name, node = %source.node, %error, "pull");
-                    let giving_up = error.reaction() == Reaction::GiveUp;
-                    last = error;
-                    if giving_up {
-                        break;
-                    }
-                }
-            }
-        }
-        metrics::pulls(Pulled::Failed).increment(1);
-        Err(last)
-    }
-
-    async fn pull_from(
-        self: &Arc<Self>,
-        wanted: &Wanted,
-        source: &NodeAddress,
-    ) -> Result<PartRead, TransferError> {
-        let mut outcome = self.read_from(wanted, source, false).await;
-        if let Err(error) = &outcome
-            && error.reaction() == Reaction::VerifyAtSource
-        {
-            outcome = self.read_from(wanted, source, true).await;
-        }
-        if let Err(error) = &outcome
-            && matches!(error.reaction(), Reaction::Miss | Reaction::VerifyAtSource)
-        {
+        let mut others = sources.to_vec();
+        others.retain(|source| source.node != self.id());
+        let forget = |source: &NodeAddress| {
             let key = &wanted.name.part.key;
             self.locations.drop_source(wanted.tenant.id(), wanted.model, key, source.node);
+        };
+        match first_of(others, forget, |attempt| self.read_from(wanted, attempt)).await {
+            Ok((read, source)) => {
+                metrics::pulls(Pulled::Brought).increment(1);
+                self.count_received(read.info().len);
+                Ok((read, source.node))
+            }
+            Err(error) => {
+                tracing::debug!(key = %wanted.name, %error, "pull");
+                metrics::pulls(Pulled::Failed).increment(1);
+                Err(error)
+            }
         }
-        outcome
     }
 
     async fn read_from(
         self: &Arc<Self>,
         wanted: &Wanted,
-        source: &NodeAddress,
-        verify: bool,
+        Attempt { source, verify }: Attempt,
     ) -> Result<PartRead, TransferError> {
-        let connection = self.peers.connection(source).await?;
+        let connection = self.peers.connection(&source).await?;
         let read = Read {
             part: wanted.name.part,
             offset: 0,

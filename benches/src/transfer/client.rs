@@ -83,28 +83,43 @@ impl Parts {
     }
 }
 
-/// How long a leg takes.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct LegLength {
-    pub(super) time: Duration,
-    /// Calls of each client, even if they take longer.
-    pub(super) min_calls: usize,
+/// A client, and a part of its last call.
+#[derive(Debug)]
+pub(super) struct Member<C> {
+    client: C,
+    last: Option<Part>,
+}
+
+impl<C> From<C> for Member<C> {
+    fn from(client: C) -> Self {
+        Self { client, last: None }
+    }
+}
+
+/// Compares every byte of the part that each client moved last.
+pub(super) async fn check<C: Client>(members: &mut [Member<C>]) -> Result<(), BenchError> {
+    for Member { client, last } in members {
+        if let Some(part) = last {
+            client.check(*part).await?;
+        }
+    }
+    Ok(())
 }
 
 /// Lets all clients do `op` at the same time. CPU time is that of this process and of `server`.
 pub(super) async fn run_leg<C: Client>(
-    clients: &mut Vec<C>,
+    members: &mut Vec<Member<C>>,
     server: &child::Child,
     op: Op,
     parts: &Parts,
-    length: LegLength,
+    time: Duration,
 ) -> Result<Leg, BenchError> {
-    let count = clients.len();
+    let count = members.len();
     let start = Arc::new(Barrier::new(count + 1));
     let mut tasks = JoinSet::new();
-    for (index, client) in clients.drain(..).enumerate() {
+    for (index, member) in members.drain(..).enumerate() {
         let (start, parts) = (Arc::clone(&start), parts.clone());
-        let work = Work { client, op, parts, index, count, length };
+        let work = Work { client: member.client, op, parts, index, count, time };
         tasks.spawn(async move {
             start.wait().await;
             work.run().await
@@ -113,19 +128,15 @@ pub(super) async fn run_leg<C: Client>(
     let cpu_before = child::own_cpu_seconds() + server.cpu_seconds();
     let began = Instant::now();
     start.wait().await;
-    let (mut leg, mut last) = (Leg::default(), Vec::new());
+    let mut leg = Leg::default();
     while let Some(done) = tasks.join_next().await {
         let done = done??;
         leg.bytes += done.bytes;
         leg.latencies.extend(done.latencies);
-        clients.push(done.client);
-        last.push(done.last);
+        members.push(Member { client: done.client, last: Some(done.last) });
     }
     leg.wall = began.elapsed();
     leg.cpu_seconds = child::own_cpu_seconds() + server.cpu_seconds() - cpu_before;
-    for (client, part) in clients.iter_mut().zip(last) {
-        client.check(part).await?;
-    }
     Ok(leg)
 }
 
@@ -136,7 +147,8 @@ struct Work<C> {
     parts: Parts,
     index: usize,
     count: usize,
-    length: LegLength,
+    /// Of the leg; a call that has begun is ended.
+    time: Duration,
 }
 
 /// What became of it.
@@ -153,7 +165,7 @@ impl<C: Client> Work<C> {
         let began = Instant::now();
         let mut latencies = Vec::with_capacity(4096);
         let (mut bytes, mut last) = (0, self.parts.there(self.index));
-        while latencies.len() < self.length.min_calls || began.elapsed() < self.length.time {
+        while latencies.is_empty() || began.elapsed() < self.time {
             let at = latencies.len() * self.count + self.index;
             let parts = match self.op {
                 Op::Get => vec![self.parts.there(at)],

@@ -3,7 +3,7 @@
 //! A real `larder-node` and the client library against the [`reference`], in interleaved pairs of legs: ours and
 //! the reference's, in alternating order, on the same machine in the same second. CPU seconds are those of both
 //! ends. Every byte of a stream is verified by its receiver; the bytes themselves are checked too, a stamp a
-//! chunk inside the measured loop and all of a part after each leg. Wrong bytes end the bench.
+//! chunk inside the measured loop and all of a part of each client after each row. Wrong bytes end the bench.
 //!
 //! The node's arena is filled once over before each size, so that every put evicts: steady state.
 
@@ -14,9 +14,9 @@ pub(crate) mod reference;
 mod rows;
 
 use crate::{child::Child, error::BenchError, figures::Pairs, report};
-use client::{Client, LegLength, Parts, run_leg};
+use client::{Client, Member, Parts, check, run_leg};
 use larder::Node;
-use plan::{Cell, Op, Path, Plan};
+use plan::{Cell, Op, Path, Plan, Timing};
 use reference::client::{OverMemory, OverStream};
 use rows::Row;
 use std::{
@@ -25,11 +25,13 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
 };
+use tokio::time::Instant;
 
 /// Parts of a batch get.
 const BATCH: usize = 64;
+/// Pairs of a row, even if they take longer than planned.
+const MIN_PAIRS: u32 = 3;
 
 /// `larder-bench transfer`.
 #[derive(Debug, clap::Args)]
@@ -79,6 +81,9 @@ The node's arena is filled once over before each size, so every put evicts (LRU,
 verified in the JSON: the receiver checked every byte against its sums inside the measured time. Bytes that are
 read in place were verified when they were committed.
 
+On an otherwise idle virtual machine waking a thread on another core may cost more than a small transfer, and
+which side pays it is chance: `taskset -c 0 larder-bench transfer --clients 1` shows the programs alone.
+
 Examples:
   larder-bench transfer --quick
   larder-bench transfer --path tcp --op get --size 64,1024 --clients 1 --pairs 15
@@ -99,8 +104,8 @@ pub(crate) async fn run(args: &Args) -> Result<(), BenchError> {
         let bench = OfOneSize::start(&plan, &node, len, &fresh, dir.path()).await?;
         for cell in plan.cells().filter(|cell| cell.len == len) {
             bar.set_message(cell.to_string());
-            let leg = plan.leg_when_left(cells_left, sizes_left);
-            rows.push(Row::new(cell, &bench.measure(cell, plan.pairs, leg).await?));
+            let timing = plan.timing(cells_left, sizes_left);
+            rows.push(Row::new(cell, &bench.measure(cell, timing).await?));
             cells_left -= 1;
             bar.inc(1);
         }
@@ -155,7 +160,7 @@ impl<'a> OfOneSize<'a> {
         Ok(Self { node, reference, reference_tcp, unix, shared, parts, _dir: dir })
     }
 
-    async fn measure(&self, cell: Cell, pairs: u32, leg: Duration) -> Result<Pairs, BenchError> {
+    async fn measure(&self, cell: Cell, timing: Timing) -> Result<Pairs, BenchError> {
         let (mut tcp, mut unix, mut memory) = (Vec::new(), Vec::new(), Vec::new());
         let (mut stream, mut local) = (Vec::new(), Vec::new());
         for _ in 0..cell.clients {
@@ -178,11 +183,9 @@ impl<'a> OfOneSize<'a> {
             }
         }
         match cell.path {
-            Path::Tcp => self.pairs(cell, pairs, leg, stream, tcp).await,
-            Path::Unix => self.pairs(cell, pairs, leg, stream, unix).await,
-            Path::LocalInplace | Path::LocalCopy => {
-                self.pairs(cell, pairs, leg, local, memory).await
-            }
+            Path::Tcp => self.pairs(cell, timing, stream, tcp).await,
+            Path::Unix => self.pairs(cell, timing, stream, unix).await,
+            Path::LocalInplace | Path::LocalCopy => self.pairs(cell, timing, local, memory).await,
         }
     }
 
@@ -190,17 +193,20 @@ impl<'a> OfOneSize<'a> {
     async fn pairs<A: Client, B: Client>(
         &self,
         cell: Cell,
-        count: u32,
-        leg: Duration,
-        mut ours: Vec<A>,
-        mut reference: Vec<B>,
+        timing: Timing,
+        ours: Vec<A>,
+        reference: Vec<B>,
     ) -> Result<Pairs, BenchError> {
         let (node, other) = (&self.node.process, &self.reference);
-        let warm_up = LegLength { time: leg / 8, min_calls: 1 };
-        let length = LegLength { time: leg, min_calls: 2 };
+        let began = Instant::now();
+        let mut ours: Vec<Member<A>> = ours.into_iter().map(Member::from).collect();
+        let mut reference: Vec<Member<B>> = reference.into_iter().map(Member::from).collect();
         let mut pairs = Pairs::default();
-        for turn in 0..=count {
-            let length = if turn == 0 { warm_up } else { length };
+        for turn in 0..=timing.pairs {
+            if turn > MIN_PAIRS && began.elapsed() > timing.whole {
+                break;
+            }
+            let length = if turn == 0 { timing.leg / 8 } else { timing.leg };
             let (op, parts) = (cell.op, &self.parts);
             let (a, b);
             if turn % 2 == 0 {
@@ -214,6 +220,8 @@ impl<'a> OfOneSize<'a> {
                 pairs.push(a, b);
             }
         }
+        check(&mut ours).await?;
+        check(&mut reference).await?;
         Ok(pairs)
     }
 }

@@ -70,6 +70,16 @@ impl Op {
     }
 }
 
+/// How long a cell is measured.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Timing {
+    pub(super) pairs: u32,
+    /// Of a leg.
+    pub(super) leg: Duration,
+    /// Of all pairs together: no more begin after it.
+    pub(super) whole: Duration,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Plan {
@@ -111,11 +121,13 @@ impl Plan {
         }
     }
 
-    /// The time of a leg, when so many cells and sizes are still to be measured.
-    pub(super) fn leg_when_left(&self, cells: usize, sizes: usize) -> Duration {
-        let legs = cells * 2 * self.pairs as usize;
+    /// The time of a cell, when so many cells and sizes are still to be measured, this one included.
+    pub(super) fn timing(&self, cells: usize, sizes: usize) -> Timing {
         let fill = FILL * u32::try_from(sizes).unwrap_or(u32::MAX);
-        self.budget.share(Instant::now(), legs, fill, self.leg)
+        let whole = self.budget.share(Instant::now(), cells, fill, Duration::MAX);
+        // One more for what comes before the first pair and after the last.
+        let leg = self.leg.min(whole / (2 * (self.pairs + 1)));
+        Timing { pairs: self.pairs, leg, whole }
     }
 
     /// All cells, in the order in which they are measured within a size.

@@ -76,7 +76,10 @@ fn a_new_life_supersedes_the_old_one_and_its_late_notices_are_ignored() {
     assert_eq!(actions, [Action::Close(SessionId(1)), Action::Forget(L1), joined]);
     members.step(now, synced(2)).unwrap();
     assert_eq!(members.step(now, ended(1)), Ok(vec![]));
-    assert_eq!(members.step(now, Event::Synced { session: SessionId(1), synced: false }), Ok(vec![]));
+    assert_eq!(
+        members.step(now, Event::Synced { session: SessionId(1), synced: false }),
+        Ok(vec![])
+    );
     assert_eq!(members.seen(), Seen { known: 1, synced: 1 });
 }
 

@@ -148,7 +148,10 @@ pub(super) fn status(shared: &Shared) -> control::StatusReply {
         entries_limit: stats.entries_limit,
         entries_left_out: stats.left_out,
         coverage: Some(shared.cluster.coverage(&shared.cluster.roster())),
-        counters: counters.into_iter().map(|(name, _, _, value)| (name.to_owned(), value)).collect(),
+        counters: counters
+            .into_iter()
+            .map(|(name, _, _, value)| (name.to_owned(), value))
+            .collect(),
     }
 }
 

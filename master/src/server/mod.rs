@@ -27,12 +27,7 @@ use larder_proto::control::{
 };
 use parking_lot::Mutex;
 use std::{pin::Pin, sync::Arc, time::Duration};
-use tokio::{
-    net::TcpListener,
-    sync::Notify,
-    task::spawn_blocking,
-    time::Instant,
-};
+use tokio::{net::TcpListener, sync::Notify, task::spawn_blocking, time::Instant};
 use tokio_util::sync::CancellationToken;
 use tonic::{
     Request, Response, Status, Streaming,
@@ -147,7 +142,8 @@ fn open(config: &MasterConfig, stop: CancellationToken) -> Result<Arc<Shared>, H
     for (version, model) in hard_state.models()? {
         registry.insert(version, model);
     }
-    let timing = Timing { heartbeat: config.nodes.heartbeat.get(), node_ttl: config.nodes.ttl.get() };
+    let timing =
+        Timing { heartbeat: config.nodes.heartbeat.get(), node_ttl: config.nodes.ttl.get() };
     let nodes_limit = config.nodes.limit as usize;
     let cluster = Cluster::new(life, timing, nodes_limit, Index::new(limits), registry);
     let started = Instant::now();

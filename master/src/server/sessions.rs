@@ -30,7 +30,8 @@ pub(super) fn run(
     let (id, orders) = shared.desk.open();
     let deadline = Instant::now() + HELLO_LIMIT;
     let session = Ending { session: Session::new(id), shared: Arc::clone(&shared) };
-    let driver = Driver { incoming, orders, session, shared, deadline, replies: VecDeque::new(), end: None };
+    let driver =
+        Driver { incoming, orders, session, shared, deadline, replies: VecDeque::new(), end: None };
     stream::unfold(Some(driver), |driver| async {
         let mut driver = driver?;
         match driver.next().await {

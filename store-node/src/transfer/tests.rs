@@ -497,6 +497,28 @@ async fn frames_out_of_place_end_their_connection_and_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_computes_other_keys_or_speaks_no_common_version_is_told_so_at_hello() {
+    let node = TestNode::start(1, 16 << 20).await;
+    let other_keys = larder_proto::frame::Hello {
+        key_check: larder_proto::block_key::KeyPrefix::from_bytes([0; 16]),
+        ..raw_hello()
+    };
+    let other_version =
+        larder_proto::frame::Hello { version_min: 7, version_max: 9, ..raw_hello() };
+    for (hello, word) in [(other_keys, "block keys"), (other_version, "speaks")] {
+        let mut raw = RawPeer { stream: TcpStream::connect(node.address).await.unwrap() };
+        let op = larder_proto::frame::Op::Hello;
+        raw.stream.write_all(&frame(op, 1, 0, &hello, &[])).await.unwrap();
+        let (header, body) = raw.answer().await;
+        assert_eq!(header.op, larder_proto::frame::Op::Failed);
+        let failed: larder_proto::frame::Failed =
+            larder_proto::frame::decode_body("failed", &body).unwrap();
+        assert_eq!(failed.code, Code::Version);
+        assert!(failed.reason.as_str().contains(word), "{:?}", failed.reason);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tenants_do_not_see_each_others_parts() {
     let node = TestNode::start(1, 16 << 20).await;
     put(&node.tcp().await, 1, 1000).await.unwrap();
@@ -550,6 +572,20 @@ async fn random_cancels_leave_no_lease_put_buffer_or_task() {
     wait_until(|| tcp.idle_slots() == node.node.limits().requests as usize).await;
 }
 
+fn raw_hello() -> larder_proto::frame::Hello {
+    larder_proto::frame::Hello {
+        version_min: 1,
+        version_max: 1,
+        features: 0,
+        role: Role::Client,
+        key_check: larder_proto::block_key::self_check(),
+        tenant: TenantName::default(),
+        capability: larder_proto::wire::ShortBytes::default(),
+        producer: larder_proto::wire::ShortText::cut("raw"),
+        producer_incarnation: Incarnation(1),
+    }
+}
+
 /// A peer that speaks frames by hand.
 struct RawPeer {
     stream: TcpStream,
@@ -558,17 +594,7 @@ struct RawPeer {
 impl RawPeer {
     async fn connect(address: SocketAddr) -> Self {
         let mut stream = TcpStream::connect(address).await.unwrap();
-        let hello = larder_proto::frame::Hello {
-            version_min: 1,
-            version_max: 1,
-            features: 0,
-            role: Role::Client,
-            key_check: larder_proto::block_key::self_check(),
-            tenant: TenantName::default(),
-            capability: larder_proto::wire::ShortBytes::default(),
-            producer: larder_proto::wire::ShortText::cut("raw"),
-            producer_incarnation: Incarnation(1),
-        };
+        let hello = raw_hello();
         let op = larder_proto::frame::Op::Hello;
         stream.write_all(&frame(op, 1, 0, &hello, &[])).await.unwrap();
         let mut raw = Self { stream };

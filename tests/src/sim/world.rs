@@ -512,7 +512,8 @@ impl World {
             // Asked to end, and does so when it gets to it: until then its messages still come.
             let at = self.now + self.dice.below(2_000);
             if let Some(connection) = self.connections.get_mut(&closed.0) {
-                connection.master_notices = Some(connection.master_notices.map_or(at, |set| set.min(at)));
+                connection.master_notices =
+                    Some(connection.master_notices.map_or(at, |set| set.min(at)));
             }
         }
         Ok(())
@@ -599,7 +600,8 @@ impl World {
             let silent = now > connection.last_heard + 3 * HEARTBEAT;
             let master_notices = connection.master_notices.is_some_and(|at| at <= now);
             if (silent || master_notices) && self.masters[connection.master].has(SessionId(id)) {
-                if silent && !connection.broken {
+                // A lost acknowledgement may close the window for good: then silence is how it ends.
+                if silent && !connection.broken && !self.plan.lossy {
                     return Err(self.broken("a node in session was silent for three beats"));
                 }
                 self.master_ends(id);

@@ -123,7 +123,7 @@ pub(crate) struct OverMemory {
     /// Gets copy into `buffer`, without asking where; otherwise they ask and touch.
     copying: bool,
     stride: usize,
-    buffer: Vec<u8>,
+    buffers: Vec<Vec<u8>>,
     payload: Payload,
 }
 
@@ -138,32 +138,30 @@ impl OverMemory {
         let slots_len = usize::try_from(u64::from_le_bytes(slots_len)).unwrap_or(usize::MAX);
         let slots = SharedMemory::open(slots, slots_len, false)?;
         let staging = SharedMemory::open(staging, len, true)?;
-        let stride = (len + sums_len(len)).next_multiple_of(larder_client::memory::PAGE);
+        let stride = super::stride(len);
         let payload = Payload::default();
-        Ok(Self { stream, slots, staging, copying, stride, buffer: Vec::new(), payload })
+        Ok(Self { stream, slots, staging, copying, stride, buffers: Vec::new(), payload })
     }
 
-    async fn ask(&mut self, op: Op, part: Part) -> Result<Head, BenchError> {
+    /// The last field of the answer: where the part lies, for a `Locate`.
+    async fn ask(&mut self, op: Op, part: Part) -> Result<usize, BenchError> {
         self.stream.write_all(&head(op, part).encode()).await.map_err(lost)?;
         let mut answer = [0; HEAD];
         self.stream.read_exact(&mut answer).await.map_err(lost)?;
-        let answer = Head::decode(&answer).filter(|head| head.op == Op::Done);
-        match answer {
-            Some(answer) if answer.part == part.number => Ok(answer),
-            _ => Err(wrong("another part")),
-        }
+        located(&answer, part)
     }
-}
 
-impl Client for OverMemory {
-    async fn get(&mut self, part: Part) -> Result<(), BenchError> {
-        if self.copying {
-            self.buffer.resize(part.len, 0);
-            self.slots.copy_out(part.slot as usize * self.stride, &mut self.buffer);
-            return Ok(content::look(part.number, &self.buffer)?);
+    fn copy(&mut self, at: usize, part: Part) -> Result<(), BenchError> {
+        if self.buffers.len() <= at {
+            self.buffers.resize_with(at + 1, Vec::new);
         }
-        let at = self.ask(Op::Locate, part).await?.len;
-        let at = usize::try_from(at).unwrap_or(usize::MAX);
+        let buffer = &mut self.buffers[at];
+        buffer.resize(part.len, 0);
+        self.slots.copy_out(part.slot as usize * self.stride, buffer);
+        Ok(content::look(part.number, buffer)?)
+    }
+
+    fn touch(&self, part: Part, at: usize) -> Result<(), BenchError> {
         let byte_at = |offset: usize| {
             let mut byte = [0];
             self.slots.copy_out(at + offset, &mut byte);
@@ -171,27 +169,48 @@ impl Client for OverMemory {
         };
         Ok(content::touch(part.number, part.len, byte_at)?)
     }
+}
+
+impl Client for OverMemory {
+    async fn get(&mut self, part: Part) -> Result<(), BenchError> {
+        if self.copying {
+            return self.copy(0, part);
+        }
+        let at = self.ask(Op::Locate, part).await?;
+        self.touch(part, at)
+    }
 
     async fn put(&mut self, part: Part) -> Result<(), BenchError> {
         let bytes = self.payload.of(part);
         // SAFETY: the staging area belongs to this connection alone; the server reads it only between a
         // `Staged` and its answer, and `&mut self` waits for that answer before it writes again.
+        #[expect(unsafe_code, reason = "the staging area is shared with the reference")]
         unsafe { self.staging.bytes_mut(0, part.len) }.copy_from_slice(&bytes);
         self.ask(Op::Staged, part).await?;
         Ok(())
     }
 
     async fn batch_get(&mut self, parts: &[Part]) -> Result<(), BenchError> {
-        for part in parts {
-            self.get(*part).await?;
+        if self.copying {
+            for (at, part) in parts.iter().enumerate() {
+                self.copy(at, *part)?;
+            }
+            return Ok(());
+        }
+        let heads: Vec<u8> =
+            parts.iter().flat_map(|part| head(Op::Locate, *part).encode()).collect();
+        self.stream.write_all(&heads).await.map_err(lost)?;
+        let mut answers = vec![0; heads.len()];
+        self.stream.read_exact(&mut answers).await.map_err(lost)?;
+        for (part, answer) in parts.iter().zip(answers.as_chunks().0) {
+            self.touch(*part, located(answer, *part)?)?;
         }
         Ok(())
     }
 
     async fn check(&mut self, part: Part) -> Result<(), BenchError> {
-        let mut bytes = vec![0; part.len];
-        self.slots.copy_out(part.slot as usize * self.stride, &mut bytes);
-        Ok(content::check(part.number, &bytes)?)
+        self.copy(0, part)?;
+        Ok(content::check(part.number, &self.buffers[0])?)
     }
 }
 
@@ -204,6 +223,12 @@ fn answered(head: Option<&[u8; HEAD]>, part: Part) -> Result<(), BenchError> {
         Some(head) if head.op == Op::Done && head.part == part.number => Ok(()),
         _ => Err(wrong("another part")),
     }
+}
+
+fn located(answer: &[u8; HEAD], part: Part) -> Result<usize, BenchError> {
+    answered(Some(answer), part)?;
+    let at = Head::decode(answer).map(|head| head.len);
+    at.and_then(|at| usize::try_from(at).ok()).ok_or_else(|| wrong("no place"))
 }
 
 fn lost(error: io::Error) -> BenchError {

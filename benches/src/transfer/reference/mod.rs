@@ -15,8 +15,13 @@
 
 pub(super) mod client;
 pub(crate) mod server;
+#[expect(
+    unsafe_code,
+    reason = "slots lie in memory that two processes share; each block has its proof"
+)]
 pub(super) mod slots;
 
+use larder_client::memory::PAGE;
 use larder_proto::checksum::DEFAULT_CHUNK;
 
 /// Bytes that are written, read and summed at a time.
@@ -67,6 +72,11 @@ impl Head {
 /// Bytes of the CRCs of `len` bytes.
 pub(super) fn sums_len(len: usize) -> usize {
     4 * len.div_ceil(CHUNK)
+}
+
+/// Distance of slots for parts of `len` bytes: the CRCs that arrive behind the bytes of a put land there too.
+pub(super) fn stride(len: usize) -> usize {
+    (len + sums_len(len)).next_multiple_of(PAGE)
 }
 
 /// Appends CRCs as they travel.

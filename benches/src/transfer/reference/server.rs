@@ -161,7 +161,7 @@ async fn serve_shared(slots: Arc<Slots>, stream: UnixStream) -> io::Result<()> {
     let len = (slots.memory().len() as u64).to_le_bytes();
     send_with_fds(&stream, &len, &[read_only.as_fd(), staging.fd()]).await?;
     let mut stream = BufReader::with_capacity(HEADS, stream);
-    let mut head = [0; HEAD];
+    let (mut head, mut answers) = ([0; HEAD], Vec::new());
     loop {
         stream.read_exact(&mut head).await?;
         let answer = match Head::decode(&head) {
@@ -177,7 +177,12 @@ async fn serve_shared(slots: Arc<Slots>, stream: UnixStream) -> io::Result<()> {
             }
             _ => return Err(broken("a head that asks for nothing known")),
         };
-        stream.write_all(&answer.encode()).await?;
+        answers.extend_from_slice(&answer.encode());
+        // Heads that came together are answered together.
+        if stream.buffer().len() < HEAD {
+            stream.write_all(&answers).await?;
+            answers.clear();
+        }
     }
 }
 

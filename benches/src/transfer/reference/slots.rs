@@ -3,7 +3,7 @@
 //! A slot has many readers or one writer. There is nothing to wait for: the bench never asks for both at
 //! once, so a slot that is taken is a mistake and closes the connection.
 
-use super::CHUNK;
+use super::{CHUNK, stride, sums_len};
 use crate::content;
 use larder_client::memory::{PAGE, SharedMemory};
 use larder_proto::checksum::{ChunkSums, DEFAULT_CHUNK};
@@ -40,7 +40,7 @@ pub(crate) struct Slots {
 impl Slots {
     /// `count` slots of `len` bytes; slot `i` holds part `first_part + i`.
     pub(crate) fn new(len: usize, count: usize, first_part: u64) -> io::Result<Self> {
-        let memory = SharedMemory::create("larder-bench-slots", count * Self::stride_of(len))?;
+        let memory = SharedMemory::create("larder-bench-slots", count * stride(len))?;
         memory.populate(usize::MAX, |_| ());
         let slots = (0..count).map(|_| Slot::default()).collect();
         let slots = Self { memory, len, slots };
@@ -51,11 +51,6 @@ impl Slots {
             writing.commit(Content { part, sums });
         }
         Ok(slots)
-    }
-
-    /// The CRCs that arrive behind the bytes of a put land behind them in the slot.
-    fn stride_of(len: usize) -> usize {
-        (len + super::sums_len(len)).next_multiple_of(PAGE)
     }
 
     /// Bytes of a part.
@@ -70,7 +65,7 @@ impl Slots {
 
     /// Where a slot lies in the memory.
     pub(crate) fn offset(&self, slot: u32) -> usize {
-        slot as usize * Self::stride_of(self.len)
+        slot as usize * stride(self.len)
     }
 
     /// A slot for reading; `None` when it is being written, or there is no such slot.
@@ -126,7 +121,7 @@ pub(crate) struct Writing<'a> {
 impl Writing<'_> {
     /// Its bytes, and behind them room for the CRCs.
     pub(crate) fn bytes(&mut self) -> &mut [u8] {
-        let len = self.slots.len + super::sums_len(self.slots.len);
+        let len = self.slots.len + sums_len(self.slots.len);
         // SAFETY: `Slots::write` gave the slot to this value alone, and `&mut self` is its only user. Other
         // processes map the memory for reading only; their mappings are never read while a put runs, and
         // what they read is checked in their own copies (`SharedMemory::copy_out`).

@@ -4,7 +4,7 @@ use crate::support::{Cluster, Run, text};
 use std::{fs, path::Path};
 
 fn write(path: &Path, len: usize, seed: u8) -> String {
-    let bytes: Vec<u8> = (0..len).map(|at| (at * 31 >> 3).to_le_bytes()[0] ^ seed).collect();
+    let bytes: Vec<u8> = (0..len).map(|at| ((at * 31) >> 3).to_le_bytes()[0] ^ seed).collect();
     fs::write(path, bytes).unwrap();
     text(path)
 }

@@ -8,22 +8,26 @@
 //!
 //! Not here: where a part *should* be stored. [`ClusterClient::nodes_for_put`] merely prefers room.
 
+mod answers;
+
+pub use answers::{Holder, Located, Prefix, PrefixRun};
+
 use crate::{
     ClientError, TransferError,
     connection::{Buffer, Identity, PutOutcome},
     error::Reaction,
     failover::{Attempt, first_of},
     local::PartAttributes,
-    locations::{self, Locations},
+    locations::Locations,
     masters::{Masters, registration},
     peers::{NodeAddress, Peers},
 };
+use answers::{read_located, read_prefix};
 use bytes::Bytes;
 use larder_proto::{
-    BlockKey, ContentFingerprint, ModelVersion, PartNumber, Tier, TierSet,
+    BlockKey, ContentFingerprint, ModelVersion, PartNumber,
     checksum::{ChunkSums, DEFAULT_CHUNK},
-    control::{self, Coverage},
-    event::PartSet,
+    control,
     fingerprint::ModelDescription,
     frame::{Class, Code, Codec, KEYS_LIMIT, PartInfo, Read, ReadOk, Reserve},
     ids::{Incarnation, NodeId, TenantName},
@@ -51,46 +55,6 @@ pub struct Fetched {
     pub info: PartInfo,
     /// Which node gave it.
     pub source: NodeId,
-}
-
-/// A node that holds parts of a block.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holder {
-    /// Which life of which node, and where.
-    pub node: Arc<NodeAddress>,
-    /// In which tiers.
-    pub tiers: TierSet,
-    /// Which parts of the block.
-    pub parts: PartSet,
-}
-
-/// Who holds each of some blocks.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Located {
-    /// One list a block, in the order asked.
-    pub blocks: Vec<Vec<Holder>>,
-    /// How much of the cluster the answer could see.
-    pub coverage: Coverage,
-}
-
-/// Blocks in a row that the same nodes hold whole.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PrefixRun {
-    /// How many.
-    pub blocks: usize,
-    /// Who, and the fastest tier there; best first.
-    pub sources: Vec<(Arc<NodeAddress>, Tier)>,
-}
-
-/// How far a match of a chain reaches.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Prefix {
-    /// Usable blocks from the root on.
-    pub blocks: usize,
-    /// Where they are, in order and without gaps.
-    pub runs: Vec<PrefixRun>,
-    /// How much of the cluster the answer could see.
-    pub coverage: Coverage,
 }
 
 /// Which node a put goes to.
@@ -428,98 +392,9 @@ fn answer(source: DecodeError) -> ClientError {
     ClientError::Answer { who: "a master".to_owned(), source }
 }
 
-/// The source that an answer refers to by its number.
-fn pick(sources: &[Arc<NodeAddress>], index: u32) -> Result<Arc<NodeAddress>, DecodeError> {
-    let (value, limit) = (u64::from(index), sources.len() as u64);
-    let found = sources.get(index as usize).cloned();
-    found.ok_or(DecodeError::Limit { what: "source index", value, limit })
-}
-
-fn read_located(reply: &control::LocateReply, asked: usize) -> Result<Located, DecodeError> {
-    if reply.blocks.len() != asked {
-        let (value, limit) = (reply.blocks.len() as u64, asked as u64);
-        return Err(DecodeError::Limit { what: "located blocks", value, limit });
-    }
-    let sources = locations::addresses(&reply.sources)?;
-    let holder = |holder: &control::LocatedSource| {
-        let bits = u8::try_from(holder.tiers);
-        let unknown = |_| DecodeError::Unknown { what: "tier set", value: holder.tiers.into() };
-        Ok(Holder {
-            node: pick(&sources, holder.source)?,
-            tiers: TierSet::from_bits(bits.map_err(unknown)?)?,
-            parts: PartSet::from_bytes(&holder.parts)?,
-        })
-    };
-    let block = |block: &control::LocatedBlock| block.holders.iter().map(holder).collect();
-    let blocks = reply.blocks.iter().map(block).collect::<Result<_, DecodeError>>()?;
-    Ok(Located { blocks, coverage: reply.coverage.unwrap_or_default() })
-}
-
-fn read_prefix(reply: &control::MatchPrefixReply, asked: usize) -> Result<Prefix, DecodeError> {
-    let sources = locations::addresses(&reply.sources)?;
-    let source = |run: &control::SourceRun| {
-        let unknown = DecodeError::Unknown { what: "tier", value: run.tier.into() };
-        let tier = u8::try_from(run.tier).ok().and_then(Tier::from_code).ok_or(unknown)?;
-        Ok((pick(&sources, run.source)?, tier))
-    };
-    let run = |run: &control::Run| {
-        let sources = run.sources.iter().map(source).collect::<Result<_, DecodeError>>()?;
-        Ok(PrefixRun { blocks: run.blocks as usize, sources })
-    };
-    let runs = reply.runs.iter().map(run).collect::<Result<Vec<_>, DecodeError>>()?;
-    let in_runs = runs.iter().fold(0usize, |sum, run| sum.saturating_add(run.blocks));
-    if reply.blocks as usize > asked || in_runs > asked {
-        let (value, limit) = (in_runs as u64, asked as u64);
-        return Err(DecodeError::Limit { what: "matched blocks", value, limit });
-    }
-    Ok(Prefix { blocks: reply.blocks as usize, runs, coverage: reply.coverage.unwrap_or_default() })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn source(n: u8) -> control::Source {
-        control::Source {
-            node: vec![n; 16].into(),
-            incarnation: 1,
-            data_address: format!("host-{n}:1"),
-            seq: 0,
-        }
-    }
-
-    #[test]
-    fn an_answer_that_names_more_than_was_asked_is_refused() {
-        let run = control::Run { blocks: 3, sources: vec![] };
-        let reply = control::MatchPrefixReply {
-            blocks: 3,
-            runs: vec![run],
-            sources: vec![],
-            coverage: None,
-        };
-        assert_eq!(read_prefix(&reply, 3).unwrap().blocks, 3);
-        assert!(read_prefix(&reply, 2).is_err());
-        let reply = control::LocateReply { blocks: vec![], ..Default::default() };
-        assert!(read_located(&reply, 1).is_err());
-    }
-
-    #[test]
-    fn an_answer_with_an_unknown_source_or_tier_is_refused() {
-        let holder = |source, tiers| control::LocateReply {
-            blocks: vec![control::LocatedBlock {
-                holders: vec![control::LocatedSource { source, tiers, parts: vec![1].into() }],
-            }],
-            sources: vec![self::source(1)],
-            coverage: None,
-        };
-        let dram = u32::from(TierSet::of(Tier::Dram).bits());
-        let located = read_located(&holder(0, dram), 1).unwrap();
-        assert_eq!(located.blocks[0][0].node.address, "host-1:1");
-        assert!(located.blocks[0][0].parts.has(PartNumber(0)));
-        for (source, tiers) in [(1, dram), (0, 1 << 3), (0, 1 << 9)] {
-            assert!(read_located(&holder(source, tiers), 1).is_err());
-        }
-    }
 
     #[test]
     fn a_name_that_several_nodes_have_is_refused() {
@@ -534,6 +409,17 @@ mod tests {
         assert_eq!(named(nodes(), &id).unwrap().node[0], 3);
         assert!(named(nodes(), "b").unwrap_err().to_string().contains("by its id"));
         assert!(named(nodes(), "c").unwrap_err().to_string().contains("no node"));
+    }
+
+    /// A compile-time check: owners spawn these into a `JoinSet`.
+    #[expect(dead_code, reason = "it is enough that it compiles")]
+    fn calls_can_be_spawned(client: &ClusterClient, model: &ModelVersion, key: BlockKey) {
+        fn spawned(_: impl Send) {}
+        let (part, deadline) = (PartNumber(0), Duration::ZERO);
+        spawned(client.get(*model, key, part, deadline));
+        spawned(async move { client.get(*model, key, part, deadline).await });
+        spawned(client.match_prefix(*model, 0, &[]));
+        spawned(client.nodes_for_put(&NodeChoice::MostRoom));
     }
 
     #[test]
