@@ -49,7 +49,26 @@ pub(crate) struct Spread {
     pub(crate) high: f64,
 }
 
+impl Spread {
+    /// Of one value.
+    pub(crate) const fn exactly(value: f64) -> Self {
+        Self { low: value, median: value, high: value }
+    }
+}
+
+/// Calls that take this many times their median on average: most of the time went into a few stalls.
+const DISTURBED: f64 = 3.0;
+
 impl Pairs {
+    /// How many times the median call the mean call took, on the side where that is more, if that is so much
+    /// that the row measures stalls and not transfers.
+    pub(crate) fn disturbed(&self) -> Option<f64> {
+        let (p50_ours, p50_reference) = self.p50_us();
+        let ours = mean_us(self.pairs.iter().map(|(ours, _)| ours)) / p50_ours;
+        let reference = mean_us(self.pairs.iter().map(|(_, reference)| reference)) / p50_reference;
+        Some(ours.max(reference)).filter(|times| *times > DISTURBED)
+    }
+
     /// Adds a pair.
     pub(crate) fn push(&mut self, ours: Leg, reference: Leg) {
         self.pairs.push((ours, reference));
@@ -76,6 +95,17 @@ impl Pairs {
         let reference = self.pairs.iter().flat_map(|(_, reference)| &reference.latencies);
         (quantile_us(ours.copied(), 0.5), quantile_us(reference.copied(), 0.5))
     }
+}
+
+/// Mean latency over all calls, in microseconds.
+#[expect(clippy::cast_precision_loss, reason = "calls of one run")]
+fn mean_us<'a>(legs: impl Iterator<Item = &'a Leg>) -> f64 {
+    let (mut total, mut calls) = (Duration::ZERO, 0);
+    for leg in legs {
+        total += leg.latencies.iter().sum::<Duration>();
+        calls += leg.latencies.len();
+    }
+    total.as_secs_f64() * 1e6 / calls as f64
 }
 
 /// Median and quartiles.
@@ -146,6 +176,22 @@ mod tests {
         pairs.push(leg(1_000), leg(2_000));
         pairs.push(leg(500), leg(1_000));
         assert_eq!(pairs.ratio(Leg::gb_per_second).median, 0.5);
+    }
+
+    /// Stalls on either side, ours or the reference's, are told alike.
+    #[test]
+    fn a_row_of_stalls_is_disturbed_whichever_side_has_them() {
+        let leg = |slow_us| {
+            let calls = [20, 20, 20, 20, slow_us].map(Duration::from_micros);
+            Leg { latencies: calls.to_vec(), ..Leg::default() }
+        };
+        let disturbed = |ours, reference| {
+            let mut pairs = Pairs::default();
+            pairs.push(leg(ours), leg(reference));
+            pairs.disturbed().is_some()
+        };
+        assert!(!disturbed(60, 60));
+        assert!(disturbed(2_000, 20) && disturbed(20, 2_000));
     }
 
     #[test]

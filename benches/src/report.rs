@@ -60,17 +60,26 @@ impl Goal {
         Self { floor: Some(floor), ..self }
     }
 
-    /// `>= 0.9 met`, `<= 1.25 floor met (1.5)`, `>= 0.9 missed`.
-    pub(crate) fn verdict(&self, reached: f64) -> String {
-        let holds = |bound: f64| if self.at_least { reached >= bound } else { reached <= bound };
-        let sign = if self.at_least { ">=" } else { "<=" };
-        let said = match self.floor {
-            _ if holds(self.goal) => "met".to_owned(),
-            Some(floor) if holds(floor) => format!("missed, floor {floor} met"),
-            Some(floor) => format!("missed, and the floor {floor}"),
-            None => "missed".to_owned(),
+    /// `>= 0.9 met`, `<= 1.25 missed, floor 1.5 met`. A bound that lies inside the middle half of what was
+    /// measured is `unclear`: neither reached nor missed.
+    pub(crate) fn verdict(&self, reached: Spread) -> String {
+        let holds = |value: f64, bound: f64| match self.at_least {
+            true => value >= bound,
+            false => value <= bound,
         };
-        format!("{sign} {} {said}", self.goal)
+        let judge = |bound| match (holds(reached.low, bound), holds(reached.high, bound)) {
+            (true, true) => "met",
+            (false, false) => "missed",
+            _ => "unclear",
+        };
+        let sign = if self.at_least { ">=" } else { "<=" };
+        let said = format!("{sign} {} {}", self.goal, judge(self.goal));
+        match self.floor {
+            Some(floor) if judge(self.goal) != "met" => {
+                format!("{said}, floor {floor} {}", judge(floor))
+            }
+            _ => said,
+        }
     }
 }
 
@@ -92,9 +101,16 @@ mod tests {
     #[test]
     fn a_verdict_names_goal_and_floor() {
         let cpu = Goal::at_most(1.25).floor(1.5);
-        assert_eq!(cpu.verdict(1.2), "<= 1.25 met");
-        assert_eq!(cpu.verdict(1.4), "<= 1.25 missed, floor 1.5 met");
-        assert_eq!(cpu.verdict(1.6), "<= 1.25 missed, and the floor 1.5");
-        assert_eq!(Goal::at_least(0.9).verdict(0.8), ">= 0.9 missed");
+        assert_eq!(cpu.verdict(Spread::exactly(1.2)), "<= 1.25 met");
+        assert_eq!(cpu.verdict(Spread::exactly(1.4)), "<= 1.25 missed, floor 1.5 met");
+        assert_eq!(cpu.verdict(Spread::exactly(1.6)), "<= 1.25 missed, floor 1.5 missed");
+    }
+
+    /// A reference that collapsed in most pairs once made a goal look met: 4.62 (0.55-6.11).
+    #[test]
+    fn a_bound_inside_the_spread_is_neither_met_nor_missed() {
+        let torn = Spread { low: 0.55, median: 4.62, high: 6.11 };
+        assert_eq!(Goal::at_least(0.9).verdict(torn), ">= 0.9 unclear");
+        assert_eq!(Goal::at_least(0.9).floor(0.5).verdict(torn), ">= 0.9 unclear, floor 0.5 met");
     }
 }

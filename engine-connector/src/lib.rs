@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Promises: the engine is told exactly which blocks are valid; the cache costs a request at most
-//! [`Options::max_slowdown`] times recomputing, whatever fails (P8); nothing computed on a failed
+//! [`PlannerOptions::max_slowdown`] times recomputing, whatever fails (P8); nothing computed on a failed
 //! block, and nothing computed with other weights than at the request's start, is published;
 //! publishing never makes a request wait; dropping a future or a [`RequestKv`] at any point
 //! releases its leases and cancels its transfers (P10).

@@ -17,7 +17,6 @@ use std::error::Error;
 use std::future::Future;
 use std::path::PathBuf;
 use std::pin::Pin;
-use std::time::Duration;
 use tokio::time::Instant;
 
 /// One rank and one layer group: a block is one part.

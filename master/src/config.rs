@@ -127,7 +127,8 @@ mod tests {
     #[test]
     fn every_broken_rule_names_its_key() {
         check_values(&MasterConfig::default()).unwrap();
-        let broken: [(&str, fn(&mut MasterConfig)); 10] = [
+        type Break = fn(&mut MasterConfig);
+        let broken: [(&str, Break); 10] = [
             ("state_dir", |c| c.state_dir = PathBuf::new()),
             ("stop_grace", |c| c.stop_grace = HumanDuration::from_secs(0)),
             ("control.listen", |c| c.control.listen = "0.0.0.0:7400".parse().unwrap()),

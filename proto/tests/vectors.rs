@@ -3,6 +3,7 @@
 //! `vectors/v1.txt` holds one `name = hex` a line. It is never regenerated: when a line here differs, a
 //! running cluster would break, so the *version* of that format has to change (each mismatch says which)
 //! and a `v2.txt` is added beside the old file.
+#![expect(clippy::unwrap_used, reason = "helpers of tests: what fails says where")]
 
 use larder_proto::{
     BlockKey, ContentFingerprint, Generation, Incarnation, LayoutFingerprint, ModelVersion, NodeId,

@@ -1,4 +1,5 @@
 //! Two engines, two nodes, one master, as processes, on the real model.
+#![expect(clippy::unwrap_used, reason = "helpers of tests: what fails says where")]
 
 use larder_tests::demo::{
     await_entries,

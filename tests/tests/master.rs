@@ -1,5 +1,6 @@
 //! A real master process: killed, restarted, and asked what it knows. Its nodes are real up to their
 //! catalog, which keeps names only.
+#![expect(clippy::unwrap_used, reason = "helpers of tests: what fails says where")]
 
 use larder_proto::{
     BlockKey, ContentFingerprint, LayoutFingerprint, ModelVersion,

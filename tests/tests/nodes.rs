@@ -1,4 +1,5 @@
 //! Store nodes as processes: what they do when a peer, a writer or a reader dies or stalls.
+#![expect(clippy::unwrap_used, reason = "helpers of tests: what fails says where")]
 
 use larder_client::{
     connection::{Buffer, Connection, Identity, PutOutcome},

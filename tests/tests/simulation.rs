@@ -1,6 +1,7 @@
 //! The promises of sessions, membership and index under crashes, breaks, delays and repetitions.
 //!
 //! `LARDER_SIM_SEEDS=5000` runs more seeds, `LARDER_SIM_SEED=17` only one.
+#![expect(clippy::unwrap_used, reason = "helpers of tests: what fails says where")]
 
 use larder_tests::sim::{Met, Plan, run};
 

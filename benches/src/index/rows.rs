@@ -44,23 +44,30 @@ impl Row {
 
     /// The figures of the design that this row answers, each with what was reached.
     fn verdicts(&self) -> Vec<String> {
-        let millions = |rate: f64| rate / 1e6;
+        let millions = |rate: Spread| Spread {
+            low: rate.low / 1e6,
+            median: rate.median / 1e6,
+            high: rate.high / 1e6,
+        };
         let mut verdicts = Vec::new();
         match self.place {
             Where::InProcess => {
                 if self.entries >= 1_000_000 {
                     let memory = Goal::at_most(48.0).floor(64.0);
-                    verdicts.push(format!("bytes {}", memory.verdict(self.bytes_per_entry)));
+                    verdicts.push(format!(
+                        "bytes {}",
+                        memory.verdict(Spread::exactly(self.bytes_per_entry))
+                    ));
                 }
                 if self.keys_per_call >= 64 {
-                    let rate = Goal::at_least(10.0).verdict(millions(self.keys_per_master_cpu_s));
+                    let rate = Goal::at_least(10.0).verdict(millions(self.rate_of_cpu));
                     verdicts.push(format!("M/CPU s {rate}"));
                 }
             }
             Where::Wire if self.keys_per_call == 64 && self.connections == 1 => {
-                let rate = Goal::at_least(1.5).verdict(millions(self.keys_per_master_cpu_s));
+                let rate = Goal::at_least(1.5).verdict(millions(self.rate_of_cpu));
                 verdicts.push(format!("M/CPU s {rate}"));
-                let floor = Goal::at_least(0.5).verdict(millions(self.keys_per_s));
+                let floor = Goal::at_least(0.5).verdict(millions(self.rate));
                 verdicts.push(format!("floor M/s {floor}"));
             }
             Where::Wire => {}

@@ -1,6 +1,6 @@
 //! Question: what does moving a part cost, beside the least that any verified service could do?
 //!
-//! A real `larder-node` and the client library against the [`reference`], in interleaved pairs of legs: ours and
+//! A real `larder-node` and the client library against the `reference`, in interleaved pairs of legs: ours and
 //! the reference's, in alternating order, on the same machine in the same second. CPU seconds are those of both
 //! ends. Every byte of a stream is verified by its receiver; the bytes themselves are checked too, a stamp a
 //! chunk inside the measured loop and all of a part of each client after each row. Wrong bytes end the bench.
@@ -81,8 +81,9 @@ The node's arena is filled once over before each size, so every put evicts (LRU,
 verified in the JSON: the receiver checked every byte against its sums inside the measured time. Bytes that are
 read in place were verified when they were committed.
 
-On an otherwise idle virtual machine waking a thread on another core may cost more than a small transfer, and
-which side pays it is chance: `taskset -c 0 larder-bench transfer --clients 1` shows the programs alone.
+A verdict is `unclear` where the goal lies inside the middle half. A row is `not judged` where the mean call of
+either side took over 3 times its median: it measured stalls. Seen with small parts while threads move between
+cores; why is not known. `taskset -c 0 larder-bench transfer --clients 1` had none, but gives both ends one core.
 
 Examples:
   larder-bench transfer --quick

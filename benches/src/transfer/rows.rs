@@ -29,6 +29,8 @@ pub(super) struct Row {
     throughput: Spread,
     #[serde(skip)]
     cpu: Spread,
+    #[serde(skip)]
+    disturbed: Option<f64>,
 }
 
 impl Row {
@@ -54,11 +56,15 @@ impl Row {
             cell,
             throughput,
             cpu,
+            disturbed: pairs.disturbed(),
         }
     }
 
     /// The figures of the design that this row answers, each with what was reached.
     fn verdicts(&self) -> Vec<String> {
+        if let Some(times) = self.disturbed {
+            return vec![format!("not judged: stalls, mean call {times:.0} x median")];
+        }
         let Cell { path, op, len, .. } = self.cell;
         let is_floor_row = path == Path::Tcp && len == 1 << 20;
         let cpu = Goal::at_most(1.25);
@@ -70,22 +76,28 @@ impl Row {
         let mut verdicts = Vec::new();
         match (path, op) {
             (Path::Tcp, Op::Get | Op::Put) => {
-                verdicts.push(format!("cpu {}", cpu.verdict(self.cpu_ratio)));
-                verdicts.push(format!("GB/s {}", throughput.verdict(self.throughput_ratio)));
+                verdicts.push(format!("cpu {}", cpu.verdict(self.cpu)));
+                verdicts.push(format!("GB/s {}", throughput.verdict(self.throughput)));
                 if op == Op::Get && len == 64 << 10 && self.clients == 1 {
                     let ratio = self.p50_us / self.ref_p50_us;
-                    verdicts.push(format!("p50 {}", Goal::at_most(1.5).verdict(ratio)));
+                    verdicts.push(format!(
+                        "p50 {}",
+                        Goal::at_most(1.5).verdict(Spread::exactly(ratio))
+                    ));
                 }
             }
             (Path::Tcp, Op::BatchGet) => {
                 let goal = Goal::at_least(0.95);
-                verdicts.push(format!("GB/s {}", goal.verdict(self.throughput_ratio)));
+                verdicts.push(format!("GB/s {}", goal.verdict(self.throughput)));
             }
             (Path::LocalInplace, Op::Get) if self.clients == 1 => {
-                verdicts.push(format!("p50 us {}", Goal::at_most(10.0).verdict(self.p50_us)));
+                verdicts.push(format!(
+                    "p50 us {}",
+                    Goal::at_most(10.0).verdict(Spread::exactly(self.p50_us))
+                ));
             }
             (Path::LocalCopy, Op::Get) => {
-                verdicts.push(format!("GB/s {}", throughput.verdict(self.throughput_ratio)));
+                verdicts.push(format!("GB/s {}", throughput.verdict(self.throughput)));
             }
             _ => {}
         }
@@ -150,5 +162,6 @@ fn slower_with_four(rows: &[Row]) -> impl Iterator<Item = (&Row, &Row)> {
     };
     let four = rows.iter().filter(|row| row.path == Path::Tcp && row.clients == 4);
     four.filter_map(move |four| Some((with_one(four)?, four)))
+        .filter(|(one, four)| one.disturbed.is_none() && four.disturbed.is_none())
         .filter(|(one, four)| four.gb_per_s < one.gb_per_s)
 }

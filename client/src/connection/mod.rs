@@ -1,6 +1,6 @@
 //! One data-plane connection: pipelined, multiplexed, verified, watched.
 //!
-//! A [`Connection`] is a handle; a task of its own ([`driver`]) owns the socket and everything in
+//! A [`Connection`] is a handle; a task of its own (`driver`) owns the socket and everything in
 //! flight. Requests may be answered in any order. Bytes of a read land in a buffer that the driver owns
 //! until they are all there and verified, so dropping the future of a request never leaves a buffer
 //! behind that somebody still writes (P10): the request is cancelled, what still comes is thrown away.

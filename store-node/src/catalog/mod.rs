@@ -1,7 +1,7 @@
 //! The catalog: a node's own table of what it holds, and the truth of it.
 //!
 //! 256 shards by the first byte of the block key, the same shards as in the inventory that masters see.
-//! An entry is a [`block::Block`]; its parts go through one state machine there. Around it this module
+//! An entry is a `block::Block`; its parts go through one state machine there. Around it this module
 //! takes the shard's lock, finds space, lets the eviction policy know, and appends every change to the
 //! node's change log *under the same lock*, so that a snapshot of a shard knows which changes it has seen.
 //!

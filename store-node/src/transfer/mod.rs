@@ -1,7 +1,7 @@
 //! The data plane's serving side: TCP for peers and clients, a Unix socket for processes of this host.
 //!
-//! [`connection`] is the loop that owns a socket; [`requests`] answers what needs no waiting, and
-//! [`waiting`] what does. [`leases`] lets local readers read in place.
+//! `connection` is the loop that owns a socket; `requests` answers what needs no waiting, and
+//! `waiting` what does. `leases` lets local readers read in place.
 
 mod connection;
 mod leases;

@@ -35,7 +35,7 @@ pub(super) struct Master {
 }
 
 /// A session ended: why, and what the node is told.
-pub(super) type End = (SessionEnd, Option<MasterMessage>);
+pub(super) type End = (SessionEnd, Option<Box<MasterMessage>>);
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SessionEnd {
@@ -140,7 +140,9 @@ impl Master {
         self.settle();
         outcome.map(|output| output.replies).map_err(|error| {
             let farewell = match &error {
-                SessionError::Refused(reason) => Some(refusal(&self.cluster, reason.clone())),
+                SessionError::Refused(reason) => {
+                    Some(Box::new(refusal(&self.cluster, reason.clone())))
+                }
                 _ => None,
             };
             (error.into(), farewell)

@@ -33,9 +33,9 @@ impl Plan {
             nodes: small(1 + seed % 4),
             masters: small(1 + seed / 4 % 2),
             steps: 300,
-            ring: if seed % 3 == 0 { 24 } else { 1_000 },
-            lossy: seed % 5 == 0,
-            entries: if seed % 7 == 0 { 40 } else { 10_000 },
+            ring: if seed.is_multiple_of(3) { 24 } else { 1_000 },
+            lossy: seed.is_multiple_of(5),
+            entries: if seed.is_multiple_of(7) { 40 } else { 10_000 },
         }
     }
 }

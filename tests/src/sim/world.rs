@@ -500,7 +500,7 @@ impl World {
             Err((error, _)) if !self.plan.lossy && !error.is_refusal() => {
                 return Err(self.broken(format!("the master ended a session: {error}")));
             }
-            Err((_, farewell)) => (farewell.into_iter().collect(), true),
+            Err((_, farewell)) => (farewell.map(|farewell| *farewell).into_iter().collect(), true),
         };
         for reply in replies {
             self.send_down(id, reply);
