@@ -60,8 +60,15 @@ impl TransferError {
         match self {
             Self::Refused { code, .. } => match code {
                 Code::Miss | Code::Gone | Code::Damaged => Reaction::Miss,
-                Code::Busy | Code::Draining | Code::Internal | Code::Full => Reaction::TryAnother,
-                Code::Layout | Code::Limit | Code::Denied | Code::Version => Reaction::GiveUp,
+                // What one peer cannot do, being older, full of tenants or wrong, another may.
+                Code::Busy
+                | Code::Draining
+                | Code::Internal
+                | Code::Full
+                | Code::Layout
+                | Code::Limit
+                | Code::Version => Reaction::TryAnother,
+                Code::Denied => Reaction::GiveUp,
             },
             Self::Damaged(_) => Reaction::VerifyAtSource,
             Self::Protocol(_) | Self::Lost(_) | Self::Silent(_) | Self::OtherPeer(_) => {

@@ -19,6 +19,8 @@ pub struct Attempt {
     pub source: Arc<NodeAddress>,
     /// Whether the source shall check its bytes against their sums before it sends them.
     pub verify: bool,
+    /// Sources that could still be tried after this one: an attempt must leave them time.
+    pub others: usize,
 }
 
 /// Reads from the first source that can give the part; what was read, and from which one.
@@ -30,7 +32,7 @@ pub struct Attempt {
 /// No source gave it. That is a miss (by its [reaction](TransferError::reaction)) only if every source
 /// said so: one that could not be asked may hold it.
 pub async fn first_of<T, F>(
-    sources: impl IntoIterator<Item = Arc<NodeAddress>>,
+    sources: Vec<Arc<NodeAddress>>,
     mut forget: impl FnMut(&NodeAddress),
     mut read: impl FnMut(Attempt) -> F,
 ) -> Result<(T, Arc<NodeAddress>), TransferError>
@@ -38,12 +40,15 @@ where
     F: Future<Output = Result<T, TransferError>>,
 {
     let mut failure = None;
+    let mut others = sources.len();
     for source in sources {
-        let mut outcome = read(Attempt { source: Arc::clone(&source), verify: false }).await;
+        others -= 1;
+        let mut outcome =
+            read(Attempt { source: Arc::clone(&source), verify: false, others }).await;
         if let Err(error) = &outcome
             && error.reaction() == Reaction::VerifyAtSource
         {
-            outcome = read(Attempt { source: Arc::clone(&source), verify: true }).await;
+            outcome = read(Attempt { source: Arc::clone(&source), verify: true, others }).await;
         }
         let error = match outcome {
             Ok(got) => return Ok((got, source)),
@@ -106,7 +111,7 @@ mod tests {
         let mut answers = VecDeque::from(answers);
         let (mut attempts, mut forgotten) = (Vec::new(), Vec::new());
         let outcome = first_of(
-            (1..=sources).map(source),
+            (1..=sources).map(source).collect(),
             |node| forgotten.push(node.node.as_bytes()[0]),
             |attempt| {
                 attempts.push((attempt.source.node.as_bytes()[0], attempt.verify));

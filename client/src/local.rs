@@ -206,6 +206,10 @@ impl LocalSession {
             origin_hash,
         };
         let staging = Arc::clone(&self.staging).lock_owned().await;
+        if self.connection.is_closed() {
+            // The node may still read an earlier put from this staging area.
+            return Err(TransferError::Lost("the session has ended".to_owned()).into());
+        }
         if bytes.len() > staging.len() {
             let (len, limit) = (bytes.len(), staging.len());
             let why = format!("a part of {len} bytes does not fit the staging area of {limit}");
@@ -213,7 +217,9 @@ impl LocalSession {
         }
         // SAFETY: the lock on the staging area is held, so no other put of this process writes it. The
         // node reads the range only between `PutStaged` and its answer, and the lock is kept until the
-        // answer came (`call_keeping`), even if this future is dropped: the range is not reused early.
+        // answer came (`call_keeping`), even if this future is dropped. A session that ends without the
+        // answer gives the lock back too, but only after it counts as closed (checked above, under the
+        // lock), so the range is never written again.
         #[expect(unsafe_code, reason = "the staging area is shared with the node")]
         unsafe { staging.bytes_mut(0, bytes.len()) }.copy_from_slice(bytes);
         let body = PutStaged { put, staging_offset: 0 };
@@ -334,6 +340,10 @@ impl FetchStream {
                 let item = leased.item as usize;
                 Ok((item, Ok(self.session.leased(leased)?)))
             }),
+            Op::FetchDone => {
+                let why = "the node ended the fetch before every part was answered".to_owned();
+                return self.end(TransferError::OtherPeer(why));
+            }
             Op::Failed => reply
                 .expect::<Failed>(Op::Failed)
                 .map(|failed| (failed.item as usize, Err(failed.into()))),

@@ -104,7 +104,11 @@ impl Masters {
                 Ok(Err(status)) => {
                     errors.push(format!("{address}: {}", describe(&status)));
                 }
-                Err(_) => errors.push(format!("{address}: no answer within {deadline:?}")),
+                Err(_) => {
+                    // The next question begins with another master.
+                    preferred.store((at + 1) % masters.len(), Ordering::Relaxed);
+                    errors.push(format!("{address}: no answer within {deadline:?}"));
+                }
             }
         }
         if errors.is_empty() {

@@ -7,7 +7,7 @@ use crate::{
     connection::{Connection, Identity},
     error::TransferError,
 };
-use larder_proto::ids::{Incarnation, NodeId};
+use larder_proto::ids::{Incarnation, NodeId, TenantName};
 use parking_lot::Mutex;
 use std::{collections::HashMap, sync::Arc, time::Duration};
 use tokio::{sync::Mutex as TurnLock, time::Instant};
@@ -30,11 +30,14 @@ pub struct NodeAddress {
     pub address: String,
 }
 
+/// A connection belongs to one tenant: its hello decides whose parts it reads (P11).
+type Key = (TenantName, NodeAddress);
+
 /// A pool of connections to nodes; clones share it.
 #[derive(Debug, Clone)]
 pub struct Peers {
     identity: Arc<Identity>,
-    nodes: Arc<Mutex<HashMap<NodeAddress, Arc<Peer>>>>,
+    nodes: Arc<Mutex<HashMap<Key, Arc<Peer>>>>,
 }
 
 #[derive(Debug)]
@@ -57,14 +60,19 @@ struct PeerState {
 }
 
 impl Peers {
-    /// A pool whose connections say hello as `identity`.
+    /// A pool whose connections say hello as `identity`, each for the tenant it is asked for.
     pub fn new(identity: Identity) -> Self {
         Self { identity: Arc::new(identity), nodes: Arc::default() }
     }
 
-    /// A connection to that life of the node. Fails at once while the node is in its back-off.
-    pub async fn connection(&self, to: &NodeAddress) -> Result<Connection, TransferError> {
-        let peer = self.peer(to);
+    /// A connection of `tenant` to that life of the node. Fails at once while the node is in its
+    /// back-off.
+    pub async fn connection(
+        &self,
+        tenant: &TenantName,
+        to: &NodeAddress,
+    ) -> Result<Connection, TransferError> {
+        let peer = self.peer(tenant, to);
         let slot = peer.choose_slot()?;
         let mut held = peer.slots[slot].connection.lock().await;
         if let Some(open) = held.as_ref().filter(|connection| !connection.is_closed()) {
@@ -72,15 +80,20 @@ impl Peers {
         }
         // Others may have found the node dead while this one waited for its turn.
         peer.check_back_off()?;
-        let opened = self.open(to).await;
+        let opened = self.open(tenant, to).await;
         peer.note(&opened);
         let opened = opened?;
         *held = Some(opened.clone());
         Ok(opened)
     }
 
-    async fn open(&self, to: &NodeAddress) -> Result<Connection, TransferError> {
-        let opened = Connection::connect(&to.address, &self.identity).await?;
+    async fn open(
+        &self,
+        tenant: &TenantName,
+        to: &NodeAddress,
+    ) -> Result<Connection, TransferError> {
+        let identity = Identity { tenant: tenant.clone(), ..(*self.identity).clone() };
+        let opened = Connection::connect(&to.address, &identity).await?;
         if (opened.node(), opened.incarnation()) != (to.node, to.incarnation) {
             return Err(TransferError::OtherPeer(format!(
                 "{} is node {} in life {}, not node {} in life {}",
@@ -94,15 +107,16 @@ impl Peers {
         Ok(opened)
     }
 
-    fn peer(&self, to: &NodeAddress) -> Arc<Peer> {
+    fn peer(&self, tenant: &TenantName, to: &NodeAddress) -> Arc<Peer> {
         let now = Instant::now();
+        let key = (tenant.clone(), to.clone());
         let mut nodes = self.nodes.lock();
-        if nodes.len() >= NODES && !nodes.contains_key(to) {
+        if nodes.len() >= NODES && !nodes.contains_key(&key) {
             let oldest = nodes.iter().min_by_key(|(_, peer)| peer.state.lock().used);
             let oldest = oldest.map(|(address, _)| address.clone());
             oldest.and_then(|address| nodes.remove(&address));
         }
-        let peer = nodes.entry(to.clone()).or_insert_with(|| {
+        let peer = nodes.entry(key).or_insert_with(|| {
             let slots = (0..PER_NODE).map(|_| Slot::default()).collect();
             let state = PeerState { next_slot: 0, used: now, failures: 0, not_before: None };
             Arc::new(Peer { slots, state: Mutex::new(state) })
@@ -154,12 +168,13 @@ mod tests {
         let peers = Peers::new(Identity::client("test"));
         let node = NodeId::from_bytes([1; 16]);
         let to = NodeAddress { node, incarnation: Incarnation(1), address };
-        let first = peers.connection(&to).await.unwrap_err();
-        let (_, remembered) = peers.peer(&to).state.lock().not_before.clone().unwrap();
+        let tenant = TenantName::default();
+        let first = peers.connection(&tenant, &to).await.unwrap_err();
+        let (_, remembered) = peers.peer(&tenant, &to).state.lock().not_before.clone().unwrap();
         assert_eq!(first, remembered);
         for _ in 0..10 {
-            assert_eq!(peers.connection(&to).await.unwrap_err(), first);
+            assert_eq!(peers.connection(&tenant, &to).await.unwrap_err(), first);
         }
-        assert_eq!(peers.peer(&to).state.lock().failures, 1, "one attempt in all");
+        assert_eq!(peers.peer(&tenant, &to).state.lock().failures, 1, "one attempt in all");
     }
 }

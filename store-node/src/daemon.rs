@@ -129,6 +129,12 @@ pub async fn run(config: NodeConfig, context: Context) -> Result<(), TaskError> 
         );
     tasks.spawn("control", serving);
     tasks.spawn("gauges", keep_gauges(Arc::clone(&node), stop.clone()));
+    let (leaving, stopped) = (Arc::clone(&node), stop.clone());
+    tasks.spawn("drain", async move {
+        stopped.cancelled().await;
+        leaving.catalog().drain(); // Nothing new is taken while what runs ends.
+        Ok::<(), TaskError>(())
+    });
     tasks.spawn("registrar", keep_registered(Arc::clone(&node), stop.clone()));
     context.health.ok();
     let outcome = tasks.run(context.stop_grace).await;

@@ -14,7 +14,6 @@ use larder_proto::{
     wire::{DecodeError, Wire},
 };
 use std::time::Duration;
-use tokio::time::timeout;
 
 /// How long a master may take before the match goes on without peers: a fraction of the shortest prefill
 /// that is worth a fetch.
@@ -47,10 +46,18 @@ impl Node {
         let at_peers = |block: usize| view.of_block.get(block).is_some_and(|p| !p.is_empty());
         let present = |group: usize, block: usize| held(group, block) || at_peers(block);
         let reach = longest_match(&rules.rules, blocks, present);
-        let all_groups = (1u64 << rules.rules.len()) - 1;
+        // The groups that a match of this reach needs of a block: all for full attention, fewer for
+        // blocks that lie before a window or a snapshot.
+        let needed = |block: usize| {
+            let groups = rules.rules.iter().enumerate();
+            let of_group = |(group, rule): (usize, &larder_proto::part::GroupRule)| {
+                u64::from(rule.first_needed(reach) <= block) << group
+            };
+            groups.map(of_group).fold(0, |bits, bit| bits | bit)
+        };
         let mut runs: Vec<MatchRun> = Vec::new();
         for (block, held_groups) in local.iter().enumerate().take(reach) {
-            let (tiers, peers) = match *held_groups == all_groups {
+            let (tiers, peers) = match needed(block) & !*held_groups == 0 {
                 true => (TierSet::of(Tier::Dram), Vec::new()),
                 false => (TierSet::EMPTY, view.of_block.get(block).cloned().unwrap_or_default()),
             };
@@ -87,22 +94,20 @@ impl Node {
             rank: ask.rank,
             exclude: self.id().as_bytes().to_vec().into(),
         };
-        let asked = self.masters.ask(|mut master| {
+        // Each master gets its share of the time, so that a dead one does not hide the others.
+        let masters = u32::try_from(self.masters.addresses().count().max(1)).unwrap_or(u32::MAX);
+        let asked = self.masters.ask_within(ASK_LIMIT / masters, |mut master| {
             let request = request.clone();
             async move { master.match_prefix(request).await }
         });
-        match timeout(ASK_LIMIT, asked).await {
-            Ok(Ok(reply)) => self.learn(tenant, ask, &reply).unwrap_or_else(|error| {
+        match asked.await {
+            Ok(reply) => self.learn(tenant, ask, &reply).unwrap_or_else(|error| {
                 tracing::warn!(%error, "a master's match makes no sense");
                 PeerView::default()
             }),
             // Unknown is not absent: the answer says that it is not complete (F38).
-            Ok(Err(error)) => {
+            Err(error) => {
                 tracing::debug!(%error, "match without masters");
-                PeerView::default()
-            }
-            Err(_) => {
-                tracing::debug!(limit = ?ASK_LIMIT, "match without masters: no answer in time");
                 PeerView::default()
             }
         }

@@ -15,6 +15,8 @@ pub const LEASES_TOTAL: &str = "larder_node_leases_total";
 pub const LEASES: &str = "larder_node_leases";
 /// Bytes kept for readers whose socket is gone while their process lives.
 pub const QUARANTINED_BYTES: &str = "larder_node_quarantined_bytes";
+/// Bytes of all staging areas, beside the arena.
+pub const STAGING_BYTES: &str = "larder_node_staging_bytes";
 /// Parts brought from peers. Label `result`: `brought`, `joined` (another pull brought it), `failed`.
 pub const PULLS_TOTAL: &str = "larder_node_pulls_total";
 /// Bytes of a tier. Label `tier`.
@@ -90,6 +92,7 @@ pub fn update(node: &Node) {
     gauge!(USED_BYTES, "tier" => "dram").set(catalog.arena().used_bytes() as f64);
     gauge!(PARTS, "tier" => "dram").set(catalog.part_count() as f64);
     gauge!(LEASES).set(node.leases().count() as f64);
+    gauge!(STAGING_BYTES).set(node.staging_bytes.load(Ordering::Relaxed) as f64);
     gauge!(QUARANTINED_BYTES).set(node.leases().quarantined_bytes() as f64);
     for (event, value) in catalog_events(node) {
         counter!(CATALOG_EVENTS_TOTAL, "event" => event).absolute(value);

@@ -8,6 +8,7 @@ use crate::{
     pull::Turns,
     transfer::{Leases, Limits, Process, Reader},
 };
+use ::metrics::Counter;
 use larder_client::{locations::Locations, masters::Masters, peers::Peers};
 use larder_proto::{
     PartName,
@@ -33,6 +34,10 @@ const ABSENT_PER_SECOND: u32 = 256;
 pub struct Node {
     id: NodeId,
     limits: Limits,
+    /// Handles of what is counted at every request.
+    sent: Counter,
+    received: Counter,
+    leased: Counter,
     catalog: Arc<Catalog>,
     leases: Arc<Leases>,
     pub(crate) masters: Masters,
@@ -43,6 +48,8 @@ pub struct Node {
     tenants: Mutex<Vec<TenantName>>,
     connections: AtomicU64,
     absent: Mutex<(Instant, u32)>,
+    /// Memory of all staging areas.
+    pub(crate) staging_bytes: AtomicU64,
     /// Waits for processes whose socket is gone and whose leases are kept.
     quarantine: Mutex<JoinSet<()>>,
 }
@@ -65,6 +72,9 @@ impl Node {
         Arc::new(Self {
             id,
             limits,
+            sent: metrics::transfer_bytes(metrics::Direction::Out),
+            received: metrics::transfer_bytes(metrics::Direction::In),
+            leased: metrics::leases_granted(),
             catalog,
             leases: Arc::default(),
             masters,
@@ -75,6 +85,7 @@ impl Node {
             tenants: Mutex::default(),
             connections: AtomicU64::new(0),
             absent: Mutex::new((Instant::now(), 0)),
+            staging_bytes: AtomicU64::new(0),
             quarantine: Mutex::default(),
         })
     }
@@ -137,12 +148,12 @@ impl Node {
         let info = (**part.info()).clone();
         let offset = part.arena_offset();
         let lease = self.leases.lease(reader, name, part)?;
-        metrics::leases_granted().increment(1);
+        self.leased.increment(1);
         Some(Leased { item, lease, offset, source, node: from, info })
     }
 
     /// The socket of a local reader closed: its leases are kept until its process is gone.
-    pub(crate) fn keep_until_gone(&self, reader: &Reader, process: Option<Process>) {
+    pub(crate) fn keep_until_gone(&self, reader: &Reader, process: Process) {
         let ended = Arc::clone(&self.leases).closed(reader.connection, process);
         let mut quarantine = self.quarantine.lock();
         while quarantine.try_join_next().is_some() {}
@@ -165,11 +176,11 @@ impl Node {
     }
 
     pub(crate) fn count_sent(&self, bytes: u64) {
-        metrics::transfer_bytes(metrics::Direction::Out).increment(bytes);
+        self.sent.increment(bytes);
     }
 
     pub(crate) fn count_received(&self, bytes: u64) {
-        metrics::transfer_bytes(metrics::Direction::In).increment(bytes);
+        self.received.increment(bytes);
     }
 }
 

@@ -27,7 +27,10 @@ use std::{
     collections::HashMap,
     sync::{Arc, Weak},
 };
-use tokio::{sync::Mutex as TurnLock, time::Instant};
+use tokio::{
+    sync::Mutex as TurnLock,
+    time::{Instant, timeout},
+};
 
 /// A part to bring.
 #[derive(Debug, Clone)]
@@ -36,6 +39,8 @@ pub(crate) struct Wanted {
     pub(crate) model: ModelVersion,
     pub(crate) name: PartName,
     pub(crate) class: Class,
+    /// When it is of no use any more.
+    pub(crate) deadline: Instant,
 }
 
 /// A part that is here now, and where it came from (this node, if it was here already).
@@ -61,7 +66,7 @@ impl Node {
             let key = &wanted.name.part.key;
             self.locations.drop_source(wanted.tenant.id(), wanted.model, key, source.node);
         };
-        match first_of(others, forget, |attempt| self.read_from(wanted, attempt)).await {
+        match first_of(others, forget, |attempt| self.attempt(wanted, attempt)).await {
             Ok((read, source)) => {
                 metrics::pulls(Pulled::Brought).increment(1);
                 self.count_received(read.info().len);
@@ -75,12 +80,28 @@ impl Node {
         }
     }
 
+    /// One attempt. It may take an equal share of the time that is left, so that a source that stalls
+    /// leaves the others theirs.
+    async fn attempt(
+        self: &Arc<Self>,
+        wanted: &Wanted,
+        attempt: Attempt,
+    ) -> Result<PartRead, TransferError> {
+        let left = wanted.deadline.saturating_duration_since(Instant::now());
+        let share = left / u32::try_from(attempt.others + 1).unwrap_or(u32::MAX);
+        let node = attempt.source.node;
+        match timeout(share, self.read_from(wanted, attempt)).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(TransferError::Lost(format!("node {node} took more than {share:?}"))),
+        }
+    }
+
     async fn read_from(
         self: &Arc<Self>,
         wanted: &Wanted,
-        Attempt { source, verify }: Attempt,
+        Attempt { source, verify, others: _ }: Attempt,
     ) -> Result<PartRead, TransferError> {
-        let connection = self.peers.connection(&source).await?;
+        let connection = self.peers.connection(&wanted.tenant, &source).await?;
         let read = Read {
             part: wanted.name.part,
             offset: 0,

@@ -134,7 +134,8 @@ impl ClusterClient {
             self.locations.drop_source(self.tenant.id(), model, &key, source.node);
         };
         let (read, source) =
-            first_of(sources, forget, |attempt| self.read_once(model, name, attempt)).await?;
+            first_of(sources.collect(), forget, |attempt| self.read_once(model, name, attempt))
+                .await?;
         let (bytes, info) = read;
         Ok(Fetched { bytes, info, source: source.node })
     }
@@ -143,9 +144,9 @@ impl ClusterClient {
         &self,
         model: ModelVersion,
         part: PartRef,
-        Attempt { source, verify }: Attempt,
+        Attempt { source, verify, others: _ }: Attempt,
     ) -> Result<(Vec<u8>, PartInfo), TransferError> {
-        let connection = self.peers.connection(&source).await?;
+        let connection = self.peers.connection(&self.tenant, &source).await?;
         let read = Read {
             part,
             offset: 0,
@@ -191,19 +192,19 @@ impl ClusterClient {
         };
         reserve.check().map_err(|error| ClientError::Invalid(format!("part: {error}")))?;
         let sums = ChunkSums::of(&bytes, DEFAULT_CHUNK);
-        let put =
-            async {
-                let connection = self.peers.connection(to).await.map_err(|source| {
+        let put = async {
+            let connection =
+                self.peers.connection(&self.tenant, to).await.map_err(|source| {
                     ClientError::Connect { address: to.address.clone(), source }
                 })?;
-                match connection.put(&reserve, bytes.clone(), sums.clone()).await {
-                    // The node found bytes that differ from their sums: they changed on the way.
-                    Err(TransferError::Refused { code: Code::Damaged, .. }) => {
-                        Ok(connection.put(&reserve, bytes, sums).await?)
-                    }
-                    outcome => Ok(outcome?),
+            match connection.put(&reserve, bytes.clone(), sums.clone()).await {
+                // The node found bytes that differ from their sums: they changed on the way.
+                Err(TransferError::Refused { code: Code::Damaged, .. }) => {
+                    Ok(connection.put(&reserve, bytes, sums).await?)
                 }
-            };
+                outcome => Ok(outcome?),
+            }
+        };
         within(deadline, put).await
     }
 

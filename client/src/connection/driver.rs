@@ -100,7 +100,10 @@ pub(super) struct Driver {
     scrap: Vec<u8>,
     silence_limit: Duration,
     heard: Instant,
-    asked: Instant,
+    /// When something was last said, so that the peer knows that we live even while it only sends.
+    said: Instant,
+    /// The socket took no more at the last attempt: what it takes next, the peer made room for.
+    blocked: bool,
 }
 
 impl Driver {
@@ -124,7 +127,8 @@ impl Driver {
             scrap: Vec::new(),
             silence_limit,
             heard: now,
-            asked: now,
+            said: now,
+            blocked: false,
         }
     }
 
@@ -149,7 +153,7 @@ impl Driver {
             while let Ok(command) = self.inbox.try_recv() {
                 self.obey(command);
             }
-            let drained = match self.outgoing.flush(&self.socket, TURN_BYTES) {
+            let drained = match self.flush() {
                 Ok(drained) => drained,
                 Err(error) => return error.into(),
             };
@@ -165,8 +169,8 @@ impl Driver {
                 true => Interest::READABLE,
                 false => Interest::READABLE | Interest::WRITABLE,
             };
-            // Peers close after their limit of silence; so do we, and ask three times before.
-            let ask_at = self.heard.max(self.asked) + self.silence_limit / 4;
+            // Peers close after their limit of silence; so do we. Something is said four times in it.
+            let ask_at = self.said + self.silence_limit / 4;
             tokio::select! {
                 biased;
                 ready = self.socket.ready(interest) => if let Err(error) = ready {
@@ -181,11 +185,25 @@ impl Driver {
                     if now.duration_since(self.heard) >= self.silence_limit {
                         return TransferError::Silent(self.silence_limit);
                     }
-                    self.asked = now;
-                    self.outgoing.push(Op::Ping, 0, self.tenant_slot, &Empty {});
+                    self.said = now;
+                    self.outgoing.push_first(Op::Ping, 0, self.tenant_slot);
                 }
             }
         }
+    }
+
+    /// Writes what the socket takes; whether nothing is left.
+    fn flush(&mut self) -> std::io::Result<bool> {
+        let before = self.outgoing.sent_bytes();
+        let drained = self.outgoing.flush(&self.socket, TURN_BYTES)?;
+        if self.outgoing.sent_bytes() > before {
+            self.said = Instant::now();
+            if std::mem::take(&mut self.blocked) {
+                self.heard = self.said; // The peer took what had filled the socket.
+            }
+        }
+        self.blocked |= !drained;
+        Ok(drained)
     }
 
     fn obey(&mut self, command: Command) {

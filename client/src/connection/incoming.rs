@@ -10,8 +10,8 @@ use larder_proto::{
 };
 use std::io;
 
-/// Bytes of the head buffer.
-const BUFFER: usize = 8 << 10;
+/// Bytes of the head buffer: room for many small frames, and little of a payload to copy.
+const BUFFER: usize = 2 << 10;
 
 /// Why no more frames come.
 #[derive(Debug, thiserror::Error)]
@@ -71,6 +71,12 @@ impl Incoming {
             }
             if let Some(header) = self.header {
                 let missing = header.body_len as usize - self.body.len();
+                if self.buffered() == 0 && missing >= BUFFER {
+                    if !self.fill_body(socket, missing)? {
+                        return Ok(None);
+                    }
+                    continue;
+                }
                 let now = missing.min(self.buffered());
                 self.body.extend_from_slice(&self.buffer[self.start..self.start + now]);
                 self.start += now;
@@ -107,6 +113,16 @@ impl Incoming {
         };
         self.payload_left -= got;
         Ok(Some(got))
+    }
+
+    /// Reads a long body straight to where it belongs; `false` when nothing is there now.
+    fn fill_body(&mut self, socket: &Socket, missing: usize) -> Result<bool, ReadError> {
+        let have = self.body.len();
+        self.body.resize(have + missing, 0);
+        let got = read(socket, &mut self.body[have..]);
+        let n = got.as_ref().map_or(0, |got| got.unwrap_or(0));
+        self.body.truncate(have + n);
+        Ok(got?.is_some())
     }
 
     fn buffered(&self) -> usize {

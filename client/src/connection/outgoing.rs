@@ -51,6 +51,7 @@ pub struct Outgoing {
     chosen_bytes: usize,
     waiting: [VecDeque<Frame>; 4],
     turn: usize,
+    sent_bytes: u64,
 }
 
 /// Which class goes at each turn, if it has frames.
@@ -111,11 +112,29 @@ impl Outgoing {
         }
     }
 
-    /// Takes back what is not yet being sent of a request.
+    /// Takes back payload of a request that is not yet being sent. Frames without payload still go out:
+    /// an answer may hold a lease, which only its receiver can release.
     pub fn forget(&mut self, request: u64) {
+        let of_request = request.to_le_bytes();
         for queue in &mut self.waiting {
-            queue.retain(|frame| frame.head.get(16..24) != Some(&request.to_le_bytes()[..]));
+            queue.retain(|frame| {
+                frame.payload.is_empty() || frame.head.get(16..24) != Some(&of_request[..])
+            });
         }
+    }
+
+    /// A frame without payload that goes out before all that wait: for pings and their answers.
+    pub fn push_first(&mut self, op: Op, request: u64, tenant_slot: u32) {
+        let head = Header::new(op, request, tenant_slot, 0).encode().to_vec();
+        // Never into the middle of a frame whose bytes have begun to go out.
+        let begun = self.chosen.front().is_some_and(|frame| frame.sent > 0);
+        self.chosen_bytes += head.len();
+        self.chosen.insert(usize::from(begun), Frame { head, payload: Bytes::new(), sent: 0 });
+    }
+
+    /// Bytes that the socket has taken so far.
+    pub fn sent_bytes(&self) -> u64 {
+        self.sent_bytes
     }
 
     /// Writes until everything is gone or the socket takes no more; whether everything is gone. At most
@@ -127,15 +146,16 @@ impl Outgoing {
                 return Ok(true);
             }
             let mut slices = [IoSlice::new(&[]); SLICES];
+            // Heads do not count: a payload of a whole number of writes takes that many.
             let (mut used, mut bytes) = (0, 0);
             for frame in &self.chosen {
                 let (head, payload) = frame.slices();
+                let payload = &payload[..payload.len().min(WRITE_BYTES - bytes)];
+                bytes += payload.len();
                 for piece in [head, payload] {
-                    let piece = &piece[..piece.len().min(WRITE_BYTES - bytes)];
-                    if !piece.is_empty() && used < SLICES {
+                    if !piece.is_empty() {
                         slices[used] = IoSlice::new(piece);
                         used += 1;
-                        bytes += piece.len();
                     }
                 }
                 if bytes == WRITE_BYTES || used >= SLICES - 1 {
@@ -159,6 +179,13 @@ impl Outgoing {
 
     fn choose(&mut self) {
         while self.chosen_bytes < WRITE_BYTES {
+            if self.waiting[1..].iter().all(VecDeque::is_empty) {
+                // Nearly always: demand alone, which needs no turns.
+                let Some(frame) = self.waiting[0].pop_front() else { return };
+                self.chosen_bytes += frame.left();
+                self.chosen.push_back(frame);
+                continue;
+            }
             let with_frames = |class: &usize| !self.waiting[*class].is_empty();
             let turns = TURNS.iter().cycle().skip(self.turn).take(TURNS.len()).copied();
             let Some((skipped, class)) = turns.enumerate().find(|(_, class)| with_frames(class))
@@ -174,6 +201,7 @@ impl Outgoing {
     }
 
     fn sent(&mut self, mut bytes: usize) {
+        self.sent_bytes += bytes as u64;
         self.chosen_bytes -= bytes;
         while let Some(frame) = self.chosen.front_mut() {
             let now = bytes.min(frame.left());
@@ -242,11 +270,23 @@ mod tests {
     }
 
     #[test]
-    fn a_forgotten_request_sends_nothing_more() {
+    fn an_urgent_frame_goes_between_frames_and_never_into_one() {
+        let mut out = Outgoing::default();
+        push(&mut out, 1, 100, Class::Demand);
+        push(&mut out, 2, 100, Class::Demand);
+        out.choose();
+        out.sent(10);
+        out.push_first(Op::Ping, 9, 0);
+        assert_eq!(order(&mut out), [1, 9, 2]);
+    }
+
+    #[test]
+    fn a_forgotten_request_sends_no_more_payload() {
         let mut out = Outgoing::default();
         push(&mut out, 1, 10, Class::Demand);
         push(&mut out, 2, 10, Class::Prefetch);
+        out.push(Op::Leased, 1, 0, &Empty {});
         out.forget(1);
-        assert_eq!(order(&mut out), [2]);
+        assert_eq!(order(&mut out), [1, 2], "the lease still has to be told");
     }
 }

@@ -42,10 +42,27 @@ impl Socket {
     }
 
     /// Reads what is there. Zero bytes mean that the peer closed.
+    ///
+    /// A read that does not fill `into` has emptied the socket, so the next one says `WouldBlock` without
+    /// asking the system, until more has come.
     pub fn try_read(&self, into: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Self::Tcp(stream) => stream.try_read(into),
-            Self::Unix(stream) => stream.try_read(into),
+        let mut got = 0;
+        let mut read = |fd: BorrowedFd<'_>| {
+            got = rustix::io::read(fd, &mut *into)?;
+            match got < into.len() && got > 0 {
+                // Makes tokio wait for the next event; one that came meanwhile is not lost, since the
+                // readiness that is taken back is the one from before the read.
+                true => Err(io::ErrorKind::WouldBlock.into()),
+                false => Ok(()),
+            }
+        };
+        let outcome = match self {
+            Self::Tcp(stream) => stream.try_io(Interest::READABLE, || read(stream.as_fd())),
+            Self::Unix(stream) => stream.try_io(Interest::READABLE, || read(stream.as_fd())),
+        };
+        match outcome {
+            Err(error) if got == 0 => Err(error),
+            _ => Ok(got),
         }
     }
 

@@ -193,16 +193,21 @@ fn at_the_limit_of_the_index_nothing_is_asked_for_in_vain_and_answers_say_so() {
     let (cluster, now) = cluster(2);
     let mut session = open(&cluster, now, 1);
     let mut step = |message| session.step(now, message, &cluster).unwrap();
+    step(beat(0, &[]));
     step(events(1, &[(1, Stored), (2, Stored), (3, Stored)]));
     assert_eq!(asked(&step(beat(3, &[1, 2, 3]))), [0u8; 0]);
     let coverage = cluster.coverage(&cluster.roster());
     assert!(coverage.index_limited && !coverage.complete);
     assert_eq!(coverage.nodes_synced, 1);
-    // Room again: what is missing is asked for.
-    step(events(4, &[(1, Evicted)]));
-    assert_eq!(asked(&step(beat(4, &[2, 3]))), [3]);
+    // After a gap a shard that cannot be compared may be wrong: asked for, once.
+    assert_eq!(asked(&step(beat(4, &[1, 2, 3]))), [3]);
     step(snapshot(4, 3, 0, true, &[3]));
-    step(beat(4, &[2, 3]));
+    assert_eq!(asked(&step(beat(4, &[1, 2, 3]))), [0u8; 0]);
+    // Room again: what is missing is asked for.
+    step(events(5, &[(1, Evicted)]));
+    assert_eq!(asked(&step(beat(5, &[2, 3]))), [3]);
+    step(snapshot(5, 3, 0, true, &[3]));
+    step(beat(5, &[2, 3]));
     assert!(complete(&cluster));
     assert_eq!(held(&cluster), [2, 3]);
 }

@@ -133,22 +133,18 @@ impl Header {
 
     /// The bytes on the wire.
     pub fn encode(&self) -> [u8; HEADER_LEN] {
-        let mut out = Vec::with_capacity(HEADER_LEN);
-        MAGIC.put(&mut out);
-        VERSION.put(&mut out);
-        self.op.put(&mut out);
-        self.flags.put(&mut out);
-        0u64.put(&mut out);
-        self.request.put(&mut out);
-        self.tenant_slot.put(&mut out);
-        self.body_len.put(&mut out);
-        self.payload_len.put(&mut out);
-        0u32.put(&mut out);
-        self.payload_offset.put(&mut out);
-        [0u8; 12].put(&mut out);
-        checksum::sum(&out).put(&mut out);
         let mut bytes = [0; HEADER_LEN];
-        bytes.copy_from_slice(&out);
+        bytes[0..4].copy_from_slice(&MAGIC);
+        bytes[4] = VERSION;
+        bytes[5] = self.op.code();
+        bytes[6..8].copy_from_slice(&self.flags.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.request.to_le_bytes());
+        bytes[24..28].copy_from_slice(&self.tenant_slot.to_le_bytes());
+        bytes[28..32].copy_from_slice(&self.body_len.to_le_bytes());
+        bytes[32..36].copy_from_slice(&self.payload_len.to_le_bytes());
+        bytes[40..48].copy_from_slice(&self.payload_offset.to_le_bytes());
+        let sum = checksum::sum(&bytes[..HEADER_LEN - 4]);
+        bytes[HEADER_LEN - 4..].copy_from_slice(&sum.to_le_bytes());
         bytes
     }
 

@@ -56,6 +56,9 @@ pub enum CommitError {
         /// Bytes that were announced.
         len: u64,
     },
+    /// The block would be its own ancestor: such blocks could never be evicted.
+    #[error("the block's parents lead back to itself")]
+    Ring,
     /// Its deadline passed, or another writer has the name now.
     #[error("the put was revoked: its deadline passed before the commit")]
     Revoked,
@@ -213,7 +216,6 @@ impl Put {
         let read = PartRead { copy: stored.copy.clone(), info: Arc::clone(&stored.info) };
         catalog.publish(&self.name, self.writer, stored)?;
         catalog.counters.commits.fetch_add(1, Ordering::Relaxed);
-        catalog.parts.fetch_add(1, Ordering::Relaxed);
         Ok(read)
     }
 
@@ -249,6 +251,9 @@ impl Catalog {
         // between the two; a commit that fails takes the child back.
         let parent = stored.info.origin.parent.map(|key| BlockId { key, ..id });
         let parent = parent.filter(|parent| *parent != id);
+        if self.closes_ring(&id, parent.as_ref()) {
+            return Err(CommitError::Ring);
+        }
         if let Some(parent) = &parent {
             let origin = &stored.info.origin;
             self.child_came(parent, &Block::empty(origin.content, origin.root, None));
@@ -261,6 +266,7 @@ impl Catalog {
                 Some(block) => match block.commit(name.part.part, writer, stored) {
                     Err(block::Revoked) => Err(CommitError::Revoked),
                     Ok(()) => {
+                        self.parts.fetch_add(1, Ordering::Relaxed);
                         match &block.unit {
                             Some(unit) => _ = unit.bytes.fetch_add(bytes, Ordering::Relaxed),
                             None => first_of_block = Some(Unit::new(id, bytes, &self.clock)),
@@ -291,6 +297,26 @@ impl Catalog {
             self.counters.late_commits.fetch_add(1, Ordering::Relaxed);
         }
         committed
+    }
+
+    /// Whether the parents of a block, as far as they are known here, lead back to it. Only a block that
+    /// has children already can close a ring, so chains that are put in order are not walked.
+    fn closes_ring(&self, id: &BlockId, parent: Option<&BlockId>) -> bool {
+        if self.shard(id).get(id).is_none_or(|block| block.children == 0) {
+            return false;
+        }
+        let mut at = parent.copied();
+        // A walk that is longer than there are blocks goes round in a ring without `id`.
+        for _ in 0..=self.block_count() {
+            let Some(ancestor) = at else { return false };
+            if ancestor == *id {
+                return true;
+            }
+            let shard = self.shard(&ancestor);
+            let next = shard.get(&ancestor).and_then(|block| block.parent);
+            at = next.map(|key| BlockId { key, ..*id });
+        }
+        true
     }
 
     fn abort(&self, name: &PartName, writer: WriterId) {

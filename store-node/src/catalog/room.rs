@@ -27,16 +27,15 @@ impl Catalog {
         let share = |share: f64| bytes_of_share(capacity, share);
         if self.arena.used_bytes() + len as u64 > share(self.watermarks.high) {
             let goal = share(self.watermarks.low).saturating_sub(len as u64);
-            while self.arena.used_bytes() > goal && self.evict_one() {}
+            self.evict(&mut || self.arena.used_bytes() <= goal);
         }
-        loop {
-            match self.arena.allocate(len) {
-                Some(extent) => return Some(extent),
-                // Enough may be free and no gap long enough: then more has to go.
-                None if self.evict_one() => {}
-                None => return None,
-            }
-        }
+        // Enough may be free and no gap long enough: then more has to go.
+        let mut extent = None;
+        self.evict(&mut || {
+            extent = self.arena.allocate(len);
+            extent.is_some()
+        });
+        extent
     }
 
     /// Takes a block into the eviction order.
@@ -51,20 +50,16 @@ impl Catalog {
         }
     }
 
-    /// Evicts the block that the policy would miss least; `false` when none may go.
-    fn evict_one(&self) -> bool {
-        let mut policy = self.policy.lock();
-        let mut released = None;
-        let evicted = policy.evict_one(&mut |unit| self.judge(unit, &mut released));
-        if let Some(unit) = released {
-            policy.admit(unit);
+    /// Evicts, what the policy would miss least first, until there is enough or no more may go.
+    fn evict(&self, enough: &mut dyn FnMut() -> bool) {
+        // Mostly there is room, and then nobody waits for the policy.
+        if !enough() {
+            self.policy.lock().evict(&mut |unit| self.judge(unit), enough);
         }
-        evicted
     }
 
-    /// Evicts a block if it may go. `released` becomes its parent, if that was parked and has no
-    /// descendants left.
-    fn judge(&self, unit: &Unit, released: &mut Option<Arc<Unit>>) -> Verdict {
+    /// Evicts a block if it may go.
+    fn judge(&self, unit: &Unit) -> Verdict {
         let id: &BlockId = &unit.id;
         let parent = {
             let mut shard = self.shard(id);
@@ -88,8 +83,7 @@ impl Catalog {
             self.counters.evicted_bytes.fetch_add(bytes, Ordering::Relaxed);
             self.settle(&mut shard, id, Loss::Evicted)
         };
-        *released = parent.and_then(|parent| self.child_left(&parent));
-        Verdict::Evicted
+        Verdict::Evicted(parent.and_then(|parent| self.child_left(&parent)))
     }
 
     fn is_current(&self, unit: &Unit) -> bool {

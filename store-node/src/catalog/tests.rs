@@ -154,6 +154,18 @@ fn a_child_that_came_before_its_parent_still_protects_it() {
 }
 
 #[test]
+fn blocks_whose_parents_lead_back_to_themselves_are_refused_and_everything_stays_evictable() {
+    let catalog = catalog(4);
+    store(&catalog, 1, Some(3), 4096).unwrap();
+    store(&catalog, 2, Some(1), 4096).unwrap();
+    let mut put = granted(reserve(&catalog, 3, Some(2), 4096));
+    put.spare().fill(3);
+    put.advance(4096);
+    assert_eq!(put.commit(None).unwrap_err(), CommitError::Ring);
+    assert!(store(&catalog, 10, None, 4 * 4096).is_some(), "all of them could go");
+}
+
+#[test]
 fn a_damaged_copy_is_withdrawn_told_and_replaceable() {
     let catalog = catalog(4);
     let generation = store(&catalog, 1, None, 4096).unwrap();

@@ -38,23 +38,30 @@ impl Policy for Lru {
         self.heap.push(Reverse(Placed { at: unit.last_used(), unit }));
     }
 
-    fn evict_one(&mut self, judge: &mut dyn FnMut(&Unit) -> Verdict) -> bool {
+    fn evict(
+        &mut self,
+        judge: &mut dyn FnMut(&Unit) -> Verdict,
+        enough: &mut dyn FnMut() -> bool,
+    ) -> bool {
         let mut in_use = Vec::new();
-        let evicted = loop {
+        let is_enough = loop {
+            if enough() {
+                break true;
+            }
             let Some(Reverse(Placed { at, unit })) = self.heap.pop() else { break false };
             if unit.last_used() != at {
                 self.admit(unit);
                 continue;
             }
             match judge(&unit) {
-                Verdict::Evicted => break true,
+                Verdict::Evicted(parent) => parent.into_iter().for_each(|unit| self.admit(unit)),
                 Verdict::InUse => in_use.push(unit),
                 Verdict::Parked | Verdict::Gone => {}
             }
         };
         // Back with their old time: a reader that lets go has not used the block again.
         in_use.into_iter().for_each(|unit| self.admit(unit));
-        evicted
+        is_enough
     }
 
     fn places(&self) -> usize {
@@ -81,15 +88,21 @@ mod tests {
         Unit::new(id, 1, clock)
     }
 
+    /// Evicts one block; which.
     fn evicted(lru: &mut Lru, verdict: impl Fn(u8) -> Verdict) -> Option<u8> {
-        let mut last = None;
-        lru.evict_one(&mut |unit| {
-            let n = unit.id.key.as_bytes()[0];
-            last = Some(n);
-            verdict(n)
-        })
-        .then_some(last)
-        .flatten()
+        let gone = std::cell::Cell::new(None);
+        lru.evict(
+            &mut |unit| {
+                let n = unit.id.key.as_bytes()[0];
+                let verdict = verdict(n);
+                if let Verdict::Evicted(_) = verdict {
+                    gone.set(Some(n));
+                }
+                verdict
+            },
+            &mut || gone.get().is_some(),
+        );
+        gone.get()
     }
 
     #[test]
@@ -99,7 +112,7 @@ mod tests {
         units.iter().for_each(|unit| lru.admit(Arc::clone(unit)));
         units[0].touch(&clock);
         let order: Vec<_> =
-            std::iter::from_fn(|| evicted(&mut lru, |_| Verdict::Evicted)).collect();
+            std::iter::from_fn(|| evicted(&mut lru, |_| Verdict::Evicted(None))).collect();
         assert_eq!(order, [2, 3, 1]);
     }
 
@@ -107,9 +120,9 @@ mod tests {
     fn a_block_in_use_is_passed_over_and_stays_in_the_order() {
         let (clock, mut lru) = (UseClock::default(), Lru::default());
         (1..=2).for_each(|n| lru.admit(unit(n, &clock)));
-        let busy = |n| if n == 1 { Verdict::InUse } else { Verdict::Evicted };
+        let busy = |n| if n == 1 { Verdict::InUse } else { Verdict::Evicted(None) };
         assert_eq!(evicted(&mut lru, busy), Some(2));
         assert_eq!(evicted(&mut lru, busy), None, "one round, then a clear no");
-        assert_eq!(evicted(&mut lru, |_| Verdict::Evicted), Some(1));
+        assert_eq!(evicted(&mut lru, |_| Verdict::Evicted(None)), Some(1));
     }
 }

@@ -1,9 +1,9 @@
 //! Which block goes when there is no room.
 //!
 //! A [`Policy`] orders the blocks of a tier; the catalog judges each victim it proposes, and evicts in
-//! the same step, so a policy never has to know what is in use. Cost is O(evicted): a block that cannot
-//! go is either parked (it has descendants here: the catalog admits it again when the last one goes, so
-//! tails go before heads and no hole is made) or moved behind the others (it is being read).
+//! the same step, so a policy never has to know what is in use. A block that has descendants here is
+//! parked: the catalog admits it again when the last one goes, so tails go before heads and no hole is
+//! made. One that is being read is passed over, once in a round. So a round costs O(evicted + in use).
 
 mod lru;
 
@@ -56,10 +56,10 @@ impl UseClock {
 }
 
 /// What became of a proposed victim.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Verdict {
-    /// It was evicted.
-    Evicted,
+    /// It was evicted; a parent that was parked for it alone goes back into the order.
+    Evicted(Option<Arc<Unit>>),
     /// Somebody reads or writes it: propose it later.
     InUse,
     /// It has descendants here: it will be admitted again when they are gone.
@@ -73,8 +73,12 @@ pub trait Policy: Send {
     /// Takes a block into the order: a new one, or a parked one that has no descendants any more.
     fn admit(&mut self, unit: Arc<Unit>);
 
-    /// Proposes victims to `judge` until one is evicted; `false` when each was proposed once in vain.
-    fn evict_one(&mut self, judge: &mut dyn FnMut(&Unit) -> Verdict) -> bool;
+    /// Proposes victims to `judge` until `enough` is true or each was proposed; whether it is true.
+    fn evict(
+        &mut self,
+        judge: &mut dyn FnMut(&Unit) -> Verdict,
+        enough: &mut dyn FnMut() -> bool,
+    ) -> bool;
 
     /// Blocks in the order, those that are gone from the catalog included.
     fn places(&self) -> usize;

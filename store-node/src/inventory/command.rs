@@ -41,7 +41,7 @@ pub struct Evicted {
 
 /// Obeys commands; implemented by the node.
 pub trait CommandSink: Send + Sync + 'static {
-    /// Removes what matches and is not in use. Dropping the future may leave it half done.
+    /// Removes what matches; bytes that are being read stay in place until their readers are done. Dropping the future may leave it half done.
     ///
     /// # Errors
     /// Why it was not obeyed, for people.

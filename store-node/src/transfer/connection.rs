@@ -6,7 +6,8 @@
 //! held back by its own socket (P9).
 
 use super::{
-    leases::{Process, Reader},
+    leases::Reader,
+    process::Process,
     requests::{self, Tenancy},
 };
 use crate::{catalog::Put, node::Node};
@@ -18,15 +19,21 @@ use larder_proto::{
     frame::{Code, Empty, Failed, HEADER_LEN, Header, Hello, Op, decode_body},
     wire::{DecodeError, Encoded, ShortText, Wire},
 };
-use std::{collections::HashMap, io, os::fd::AsFd, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    io,
+    os::fd::AsFd,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 use tokio::{
     io::Interest,
     sync::mpsc,
-    task::JoinSet,
+    task::{JoinError, JoinSet},
     time::{Instant, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
-use tracing::debug;
+use tracing::{debug, warn};
 
 /// Bytes that one turn reads or writes before other connections get theirs.
 const TURN_BYTES: usize = 4 << 20;
@@ -56,8 +63,21 @@ pub(super) struct OpenPut {
 #[derive(Debug)]
 pub(super) struct Local {
     pub(super) reader: Reader,
-    pub(super) staging: Option<SharedMemory>,
-    process: Option<Process>,
+    pub(super) staging: Option<Staging>,
+    process: Process,
+}
+
+/// A staging area; the node reports the memory of all.
+#[derive(Debug)]
+pub(super) struct Staging {
+    pub(super) memory: SharedMemory,
+    node: Arc<Node>,
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        self.node.staging_bytes.fetch_sub(self.memory.len() as u64, Ordering::Relaxed);
+    }
 }
 
 /// See the module.
@@ -78,6 +98,10 @@ pub(super) struct Served {
     current: Option<(u64, Header)>,
     scrap: Vec<u8>,
     heard: Instant,
+    /// The socket took no more at the last attempt: what it takes next, the peer made room for.
+    blocked: bool,
+    /// Nothing new is begun; the connection ends when nothing is open.
+    stopping: bool,
     /// Set when the peer asked for the arena: its answer goes out with descriptors.
     pub(super) attach: Option<u64>,
 }
@@ -131,6 +155,8 @@ impl Served {
             current: None,
             scrap: Vec::new(),
             heard: Instant::now(),
+            blocked: false,
+            stopping: false,
             attach: None,
         }
     }
@@ -138,11 +164,7 @@ impl Served {
     /// Serves until the peer leaves or breaks the protocol, or `stop`. Everything that the connection
     /// held is given back then, but for leases of a process that lives on.
     pub(super) async fn run(mut self, stop: CancellationToken) {
-        let end = tokio::select! {
-            end = self.serve() => end,
-            () = stop.cancelled() => Err(End::Closed),
-        };
-        if let Err(end) = end {
+        if let Err(end) = self.serve(&stop).await {
             match end {
                 End::Closed => {}
                 // The peer learns why, if it still listens.
@@ -154,19 +176,27 @@ impl Served {
                 other => debug!(%other, "connection closed"),
             }
         }
-        let Self { node, local, tasks, .. } = self;
-        drop(tasks);
+        let Self { node, local, mut tasks, .. } = self;
+        // They may lease until they have ended, so they end before the leases are looked at.
+        tasks.shutdown().await;
         if let Some(Local { reader, process, .. }) = local {
             node.keep_until_gone(&reader, process);
         }
     }
 
-    async fn serve(&mut self) -> Result<(), End> {
+    async fn serve(&mut self, stop: &CancellationToken) -> Result<(), End> {
         loop {
-            while let Ok(answer) = self.inbox.try_recv() {
+            // Answers of tasks wait in their bounded queue while the peer does not listen.
+            while self.outgoing.len() < WAITING_FRAMES
+                && let Ok(answer) = self.inbox.try_recv()
+            {
                 self.take(answer);
             }
-            let drained = self.outgoing.flush(&self.socket, TURN_BYTES)?;
+            let drained = self.flush()?;
+            self.end_overdue_puts(Instant::now());
+            if self.stopping && self.is_idle() {
+                return Ok(());
+            }
             if drained && let Some(request) = self.attach.take() {
                 self.hand_over(request).await?;
             }
@@ -175,15 +205,21 @@ impl Served {
                 tokio::task::yield_now().await;
                 continue;
             }
-            if !self.outgoing.is_empty() && drained {
-                continue; // Answers to what just came.
+            let answers = !self.outgoing.is_empty() && drained;
+            if answers || (self.attach.is_some() && self.outgoing.is_empty()) {
+                continue; // Something to say to what just came.
             }
-            self.wait(drained && self.outgoing.is_empty(), held_back).await?;
+            self.wait(drained && self.outgoing.is_empty(), held_back, stop).await?;
         }
     }
 
     /// Waits until there is something to do. Changes nothing but what a timer or an answer says.
-    async fn wait(&mut self, nothing_to_send: bool, held_back: bool) -> Result<(), End> {
+    async fn wait(
+        &mut self,
+        nothing_to_send: bool,
+        held_back: bool,
+        stop: &CancellationToken,
+    ) -> Result<(), End> {
         let interest = match (nothing_to_send, held_back) {
             (true, _) => Interest::READABLE,
             (false, true) => Interest::WRITABLE,
@@ -196,8 +232,9 @@ impl Served {
         tokio::select! {
             biased;
             ready = self.socket.ready(interest) => { ready?; }
-            Some(answer) = self.inbox.recv() => self.take(answer),
-            Some(_) = self.tasks.join_next(), if !self.tasks.is_empty() => {}
+            () = stop.cancelled(), if !self.stopping => self.stopping = true,
+            Some(answer) = self.inbox.recv(), if !held_back => self.take(answer),
+            Some(ended) = self.tasks.join_next_with_id() => self.task_ended(ended),
             () = sleep_until(wake_at) => {
                 let now = Instant::now();
                 if now >= silent_at {
@@ -207,6 +244,33 @@ impl Served {
             }
         }
         Ok(())
+    }
+
+    /// Writes what the socket takes; whether nothing is left.
+    fn flush(&mut self) -> io::Result<bool> {
+        let before = self.outgoing.sent_bytes();
+        let drained = self.outgoing.flush(&self.socket, TURN_BYTES)?;
+        if self.outgoing.sent_bytes() > before && std::mem::take(&mut self.blocked) {
+            self.heard = Instant::now(); // The peer took what had filled the socket.
+        }
+        self.blocked |= !drained;
+        Ok(drained)
+    }
+
+    fn is_idle(&self) -> bool {
+        self.outgoing.is_empty() && self.running.is_empty() && self.puts.is_empty()
+    }
+
+    /// A task that panicked answers nothing by itself.
+    fn task_ended(&mut self, ended: Result<(tokio::task::Id, ()), JoinError>) {
+        let Err(error) = ended else { return };
+        let request = self.running.iter().find(|(_, task)| task.id() == error.id());
+        if let (true, Some((request, _))) = (error.is_panic(), request) {
+            let request = *request;
+            warn!(%error, "request panicked");
+            self.running.remove(&request);
+            self.fail(request, 0, Code::Internal, "the node failed to answer; it has logged why");
+        }
     }
 
     /// A put that is not committed in time loses its name and, since only this task writes it, its space.
@@ -282,8 +346,17 @@ impl Served {
                 Err(broken("the tenant slot is not the one that hello gave"))
             }
             (Some(_), Op::Data) => self.begin_data(header),
+            (Some(_), op)
+                if self.is_open(header.request) && !matches!(op, Op::Commit | Op::Cancel) =>
+            {
+                Err(broken("the request id is in use"))
+            }
             (Some(_), _) => Ok(self.answer(header, body)?),
         }
+    }
+
+    fn is_open(&self, request: u64) -> bool {
+        self.running.contains_key(&request) || self.puts.contains_key(&request)
     }
 
     /// Payload of a put: it has to go on where the last piece ended.
@@ -317,13 +390,9 @@ impl Served {
     /// Who is at the other end of a Unix socket.
     fn find_process(&self, tenancy: &Tenancy) -> Result<Option<Local>, End> {
         let Some(stream) = self.socket.as_unix() else { return Ok(None) };
-        let pid = rustix::net::sockopt::socket_peercred(stream.as_fd())
-            .map_err(io::Error::from)?
-            .pid
-            .as_raw_nonzero()
-            .get();
-        let process = Process::open(pid)?;
+        let process = Process::of_peer(stream)?;
         let connection = self.node.next_connection();
+        let pid = process.pid();
         let reader = Reader { connection, pid, name: tenancy.producer.name.as_str().into() };
         Ok(Some(Local { reader, staging: None, process }))
     }
@@ -335,17 +404,19 @@ impl Served {
             return Ok(());
         };
         let staging = SharedMemory::create("larder-staging", self.node.limits().staging_bytes)?;
+        self.node.staging_bytes.fetch_add(staging.len() as u64, Ordering::Relaxed);
+        let staging = Staging { memory: staging, node: Arc::clone(&self.node) };
         let arena = self.node.catalog().arena().memory();
         let attached = larder_proto::frame::Attached {
             arena_len: arena.len() as u64,
-            staging_len: staging.len() as u64,
+            staging_len: staging.memory.len() as u64,
         };
         let body = attached.to_wire();
         let len = u32::try_from(body.len()).unwrap_or(u32::MAX);
         let mut message = Header::new(Op::Attached, request, slot, len).encode().to_vec();
         message.extend_from_slice(&body);
         let read_only = arena.read_only_fd()?;
-        send_with_fds(stream, &message, &[read_only.as_fd(), staging.fd()]).await?;
+        send_with_fds(stream, &message, &[read_only.as_fd(), staging.memory.fd()]).await?;
         local.staging = Some(staging);
         Ok(())
     }

@@ -11,20 +11,18 @@
 //! its socket may still read, so its space is kept until its process is gone (pidfd) (P7). The table *is*
 //! the leases; there is no second list that must agree.
 
+use super::Process;
 use crate::catalog::PartRead;
 use larder_proto::PartName;
 use parking_lot::Mutex;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::{
     collections::HashMap,
-    io,
-    os::fd::OwnedFd,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
-use tokio::{io::Interest, io::unix::AsyncFd, time::Instant};
+use tokio::time::Instant;
 
 /// A process that reads in place, through one connection.
 #[derive(Debug, Clone)]
@@ -95,29 +93,42 @@ impl Leases {
         Some(id)
     }
 
-    /// Ends leases of a connection; ids that are not its own do nothing.
-    pub fn release(&self, connection: u64, leases: &[u64]) {
+    /// Ends leases of a reader, those of its process's earlier connections included: a reader that lost
+    /// its socket may connect again and release. Ids that are not its process's do nothing.
+    pub fn release(&self, reader: &Reader, leases: &[u64]) {
         let mut table = self.held.lock();
-        let Some(held) = table.get_mut(&connection) else { return };
-        let ended: Vec<_> = leases.iter().filter_map(|id| held.leases.remove(id)).collect();
-        if held.leases.is_empty() {
-            table.remove(&connection);
+        let mut ended = Vec::new();
+        let mut left = leases.to_vec();
+        let mut take_from = |held: &mut Held| {
+            left.retain(|id| match held.leases.remove(id) {
+                Some(lease) => {
+                    ended.push(lease);
+                    false
+                }
+                None => true,
+            });
+            held.leases.is_empty()
+        };
+        if table.get_mut(&reader.connection).is_some_and(&mut take_from) {
+            table.remove(&reader.connection);
         }
+        // A number is used again only when its process is gone, and its leases with it.
+        table.retain(|_, held| {
+            !(held.quarantined && held.reader.pid == reader.pid && take_from(held))
+        });
         drop(table);
         drop(ended); // Gives space back, without the table's lock.
     }
 
     /// The socket of a connection closed. Its leases are kept until its process is gone; the future ends
     /// then. Without leases it ends at once.
-    pub async fn closed(self: Arc<Self>, connection: u64, process: Option<Process>) {
+    pub async fn closed(self: Arc<Self>, connection: u64, process: Process) {
         {
             let mut table = self.held.lock();
             let Some(held) = table.get_mut(&connection) else { return };
             held.quarantined = true;
         }
-        if let Some(process) = process {
-            process.gone().await;
-        }
+        process.gone().await;
         let ended = self.held.lock().remove(&connection);
         drop(ended);
     }
@@ -150,34 +161,5 @@ impl Leases {
             leases.values().map(info).collect::<Vec<_>>()
         };
         table.values().flat_map(of_reader).collect()
-    }
-}
-
-/// A process whose end can be awaited.
-#[derive(Debug)]
-pub struct Process(AsyncFd<OwnedFd>);
-
-impl Process {
-    /// The process with this id. A reader that is gone already is no error: `None`.
-    pub fn open(pid: i32) -> io::Result<Option<Self>> {
-        let Some(pid) = Pid::from_raw(pid) else { return Ok(None) };
-        match pidfd_open(pid, PidfdFlags::NONBLOCK) {
-            Ok(fd) => {
-                // SAFETY: an `OwnedFd` keeps its descriptor open and the same for its whole life, which
-                // ends after the registration's: `AsyncFd` owns both.
-                #[expect(unsafe_code, reason = "registers a descriptor that this value owns")]
-                let registered = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
-                Ok(Some(Self(registered.map_err(io::Error::from)?)))
-            }
-            Err(rustix::io::Errno::SRCH) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
-    }
-
-    /// Waits until the process is gone. A pidfd becomes readable then.
-    async fn gone(&self) {
-        // The descriptor is registered for as long as `self` lives, so waiting cannot fail but at the
-        // shutdown of the runtime, when nothing is left to protect.
-        let _ = self.0.readable().await;
     }
 }

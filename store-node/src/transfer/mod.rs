@@ -5,10 +5,13 @@
 
 mod connection;
 mod leases;
+#[expect(unsafe_code, reason = "socket options and pidfds; each block has its proof")]
+mod process;
 mod requests;
 mod waiting;
 
-pub use leases::{LeaseInfo, Leases, Process, Reader};
+pub use leases::{LeaseInfo, Leases, Reader};
+pub use process::Process;
 
 use crate::node::Node;
 use connection::Served;
@@ -17,13 +20,14 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 use tokio::{
     net::{TcpListener, UnixListener},
     task::JoinSet,
 };
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::warn;
 
 /// Bounds of the serving side.
 #[derive(Debug, Clone, Copy)]
@@ -33,9 +37,9 @@ pub struct Limits {
     /// Open requests of one connection.
     pub requests: u32,
     /// A connection on which nothing is heard for this long is closed.
-    pub silence: std::time::Duration,
+    pub silence: Duration,
     /// A put has to be committed within this time.
-    pub write_deadline: std::time::Duration,
+    pub write_deadline: Duration,
     /// Bytes of one local connection's staging area.
     pub staging_bytes: usize,
 }
@@ -45,8 +49,8 @@ impl Default for Limits {
         Self {
             connections: 1024,
             requests: 256,
-            silence: std::time::Duration::from_secs(10),
-            write_deadline: std::time::Duration::from_secs(30),
+            silence: Duration::from_secs(10),
+            write_deadline: Duration::from_secs(30),
             staging_bytes: 64 << 20,
         }
     }
@@ -101,9 +105,14 @@ impl Listener {
     }
 }
 
-/// Serves a listener until `stop`; then lets running requests end for as long as `stop`'s owner waits.
+/// Pause after an `accept` that failed: out of descriptors, every attempt fails at once.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Serves a listener until `stop`. Connections then end as soon as nothing is open on them; requests that
+/// run go on for as long as `stop`'s owner waits.
 pub async fn serve(node: Arc<Node>, listener: Listener, stop: CancellationToken) {
     let mut connections = JoinSet::new();
+    let mut failing = false;
     loop {
         tokio::select! {
             () = stop.cancelled() => break,
@@ -114,14 +123,19 @@ pub async fn serve(node: Arc<Node>, listener: Listener, stop: CancellationToken)
             }
             accepted = listener.accept() => match accepted {
                 Ok(socket) if connections.len() < node.limits().connections => {
+                    failing = false;
                     let served = Served::new(Arc::clone(&node), socket);
                     connections.spawn(served.run(stop.clone()));
                 }
                 Ok(_) => warn!(limit = node.limits().connections, "connection refused: limit"),
                 // Out of descriptors or a peer that went away: neither ends the node.
                 Err(error) => {
-                    debug!(%error, "accept");
-                    tokio::task::yield_now().await;
+                    if !failing {
+                        warn!(%error, "accept");
+                    }
+                    failing = true;
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
                 }
             },
         }

@@ -94,7 +94,10 @@ impl Served {
             return Ok(());
         }
         match header.op {
-            Op::Ping => self.done(Op::Pong, request),
+            Op::Ping => {
+                let slot = self.slot();
+                self.outgoing.push_first(Op::Pong, request, slot);
+            }
             Op::Lookup => self.lookup(request, &decode_body(what, body)?),
             Op::Read => self.read(request, &decode_body(what, body)?),
             Op::Reserve => self.reserve(request, &decode_body(what, body)?),
@@ -134,7 +137,7 @@ impl Served {
 
     pub(super) fn name_of(&self, part: PartRef) -> PartName {
         let tenant = self.tenancy.as_ref().map(|tenancy| tenancy.tenant);
-        PartName { tenant: tenant.unwrap_or(TenantName::default().id()), part }
+        PartName { tenant: tenant.unwrap_or_else(|| TenantName::default().id()), part }
     }
 
     fn lookup(&mut self, request: u64, lookup: &Lookup) {
@@ -243,7 +246,8 @@ impl Served {
     }
 
     fn commit(&mut self, request: u64, commit: &Commit) {
-        let Some(OpenPut { put, .. }) = self.puts.remove(&request) else {
+        let in_time = |open: &OpenPut| Instant::now() < open.deadline;
+        let Some(OpenPut { put, .. }) = self.puts.remove(&request).filter(in_time) else {
             return self.fail(request, 0, Code::Gone, "there is no such put, or its time was up");
         };
         let bytes = put.part_len() as u64;
@@ -262,7 +266,7 @@ impl Served {
             Err(error) => {
                 let code = match &error {
                     CommitError::Damaged(_) => Code::Damaged,
-                    CommitError::Incomplete { .. } => Code::Limit,
+                    CommitError::Incomplete { .. } | CommitError::Ring => Code::Limit,
                     CommitError::Revoked => Code::Gone,
                 };
                 self.fail(request, 0, code, &error.to_string());
@@ -294,7 +298,7 @@ impl Served {
 
     fn release(&mut self, release: &Release) {
         if let Some(local) = &self.local {
-            self.node.leases().release(local.reader.connection, &release.leases);
+            self.node.leases().release(&local.reader, &release.leases);
         }
     }
 
@@ -302,7 +306,7 @@ impl Served {
         let Some(producer) = self.check_put(request, &staged.put) else { return };
         let name = self.name_of(staged.put.part);
         let staging = self.local.as_ref().and_then(|local| local.staging.as_ref());
-        let Some(staging) = staging else {
+        let Some(staging) = staging.map(|staging| &staging.memory) else {
             return self.fail(request, 0, Code::Denied, "attach first: there is no staging area");
         };
         let end = staged.staging_offset.checked_add(staged.put.len);

@@ -35,9 +35,9 @@ struct Answers {
 }
 
 impl Answers {
-    async fn send(&self, op: Op, body: Vec<u8>, last: bool) {
-        // A connection that is gone needs no answer; the task ends with it.
-        let _ = self.to.send(TaskAnswer { request: self.request, op, body, last }).await;
+    /// Whether the connection took it. One that is gone needs no answer; the task ends with it.
+    async fn send(&self, op: Op, body: Vec<u8>, last: bool) -> bool {
+        self.to.send(TaskAnswer { request: self.request, op, body, last }).await.is_ok()
     }
 
     async fn fail(&self, code: Code, reason: &str, item: u32, last: bool) {
@@ -54,7 +54,7 @@ impl Served {
         }
         self.start(request, |node, tenancy, _, answers| async move {
             match node.match_prefix(&tenancy.name, &ask).await {
-                Some(matched) => answers.send(Op::Matched, matched.to_wire(), true).await,
+                Some(matched) => _ = answers.send(Op::Matched, matched.to_wire(), true).await,
                 None => {
                     let reason = format!("the layout has no rank {}", ask.rank);
                     answers.fail(Code::Layout, &reason, 0, true).await;
@@ -83,7 +83,8 @@ impl Served {
     pub(super) fn start_fetch(&mut self, request: u64, fetch: Fetch) {
         if fetch.items.len() > KEYS_LIMIT {
             let reason = format!("{} parts, at most {KEYS_LIMIT} in a call", fetch.items.len());
-            return self.fail(request, 0, Code::Limit, &reason);
+            self.fail(request, 0, Code::Limit, &reason);
+            return self.done(Op::FetchDone, request);
         }
         self.start(request, |node, tenancy, reader, answers| async move {
             let Some(reader) = reader else { return };
@@ -100,8 +101,10 @@ impl Served {
         F: Future<Output = ()> + Send + 'static,
     {
         let Some(tenancy) = self.tenancy.clone() else { return };
-        if self.running.len() >= self.node.limits().requests as usize {
-            return self.fail(request, 0, Code::Busy, "as many requests are open as may be");
+        // Tasks that were cancelled count until they have ended.
+        if self.tasks.len() >= self.node.limits().requests as usize {
+            self.fail(request, 0, Code::Busy, "as many requests are open as may be");
+            return self.done(Op::FetchDone, request);
         }
         let reader = self.local.as_ref().map(|local| local.reader.clone());
         let answers = Answers { request, to: self.answers.clone() };
@@ -156,6 +159,7 @@ impl Fetching {
             model: self.fetch.model,
             name,
             class: self.fetch.class,
+            deadline,
         };
         let pull = self.node.pull(&wanted, &sources);
         let brought = timeout_at(deadline, pull).await;
@@ -193,8 +197,9 @@ impl Fetching {
     /// Sends a lease; one that cannot be handed over, because the fetch is cancelled meanwhile, ends.
     async fn hand_over(&self, leased: Leased) {
         let mut guard = Unsent { fetching: self, lease: Some(leased.lease) };
-        self.answers.send(Op::Leased, leased.to_wire(), false).await;
-        guard.lease = None;
+        if self.answers.send(Op::Leased, leased.to_wire(), false).await {
+            guard.lease = None;
+        }
     }
 
     fn name(&self, item: &FetchItem) -> PartName {
@@ -247,7 +252,7 @@ struct Unsent<'a> {
 impl Drop for Unsent<'_> {
     fn drop(&mut self) {
         if let Some(lease) = self.lease {
-            self.fetching.node.leases().release(self.fetching.reader.connection, &[lease]);
+            self.fetching.node.leases().release(&self.fetching.reader, &[lease]);
         }
     }
 }
