@@ -8,6 +8,7 @@ use std::{
 };
 
 use futures_util::FutureExt;
+use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
@@ -156,12 +157,23 @@ where
         warn!(%warning, "odd configuration");
     }
     announce_on_stdout();
+    raise_descriptor_limit();
     let metrics = Metrics::install()?;
     let runtime = Runtime::new().map_err(LaunchError::Runtime)?;
     let outcome = runtime.block_on(run(effective.config, metrics, daemon));
     // A blocked thread must not keep the process: the tasks had their grace.
     runtime.shutdown_background();
     outcome
+}
+
+/// Every connection takes a descriptor, and the soft limit is often 1,024 for programs that use
+/// `select`; ours do not, so the hard limit is the limit.
+fn raise_descriptor_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        warn!(%error, "raise the limit of open files");
+    }
 }
 
 async fn run<C, F, E>(

@@ -13,7 +13,7 @@ use larder_client::{locations::Locations, masters::Masters, peers::Peers};
 use larder_proto::{
     PartName,
     frame::{Code, Leased, Source},
-    ids::{NodeId, TenantName},
+    ids::NodeId,
 };
 use parking_lot::Mutex;
 use std::{
@@ -25,8 +25,6 @@ use std::{
 };
 use tokio::{task::JoinSet, time::Instant};
 
-/// Tenants that a node gives slots to.
-const TENANTS: usize = 4096;
 /// Notices of absence in one second: enough to correct an index, too few to flood it.
 const ABSENT_PER_SECOND: u32 = 256;
 
@@ -45,7 +43,6 @@ pub struct Node {
     pub(crate) locations: Locations,
     pub(crate) models: Models,
     pub(crate) turns: Turns,
-    tenants: Mutex<Vec<TenantName>>,
     connections: AtomicU64,
     absent: Mutex<(Instant, u32)>,
     /// Memory of all staging areas.
@@ -82,7 +79,6 @@ impl Node {
             locations: Locations::default(),
             models: Models::default(),
             turns: Turns::default(),
-            tenants: Mutex::default(),
             connections: AtomicU64::new(0),
             absent: Mutex::new((Instant::now(), 0)),
             staging_bytes: AtomicU64::new(0),
@@ -113,21 +109,6 @@ impl Node {
     /// Model versions that engines of this host told of.
     pub fn models(&self) -> &Models {
         &self.models
-    }
-
-    /// The slot that stands for a tenant in headers; `None` at the limit.
-    pub(crate) fn tenant_slot(&self, tenant: &TenantName) -> Option<u32> {
-        let mut tenants = self.tenants.lock();
-        let known = tenants.iter().position(|known| known == tenant);
-        let slot = match known {
-            Some(slot) => slot,
-            None if tenants.len() < TENANTS => {
-                tenants.push(tenant.clone());
-                tenants.len() - 1
-            }
-            None => return None,
-        };
-        u32::try_from(slot).ok()
     }
 
     /// A number for a new connection.

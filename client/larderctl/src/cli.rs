@@ -1,6 +1,7 @@
 //! The command line: what can be asked, and the help that teaches it.
 
 use crate::error::EXIT_CODES;
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use larder_daemon::{address::HostPort, config::HumanDuration};
 use larder_proto::{BlockKey, ContentFingerprint, LayoutFingerprint, ids::TenantName};
@@ -365,7 +366,7 @@ pub(crate) struct EvictArgs {
     #[arg(long, value_name = "HEX", conflicts_with = "tokens")]
     pub(crate) key: Vec<BlockKey>,
     /// Only what this producer published
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) producer: Option<String>,
     /// Everything of the tenant
     #[arg(long, conflicts_with_all = ["model", "content", "layout", "tokens", "key", "producer"])]

@@ -327,6 +327,7 @@ impl Driver {
         let state = self.pending.get_mut(&request).map(|pending| &mut pending.state);
         let Some(State::Arriving(arriving, _)) = state else {
             self.scrap.resize(READ_BYTES, 0);
+            self.heard = Instant::now();
             return self.incoming.payload(&self.socket, &mut self.scrap).map_err(read_error);
         };
         let spare = arriving.landing.spare();
@@ -336,6 +337,7 @@ impl Driver {
         }
         let got = self.incoming.payload(&self.socket, &mut spare[..room]).map_err(read_error)?;
         if let Some(n) = got {
+            self.heard = Instant::now(); // A slow peer is not a silent one.
             let first_chunk = chunk_at(&arriving.ok);
             let (sums, damaged) = (&arriving.ok.info.sums, &mut arriving.damaged);
             arriving.sums.update(&spare[..n], |chunk, sum| {

@@ -59,10 +59,10 @@ pub struct BlockId {
 }
 
 impl std::hash::Hash for BlockId {
-    /// Over the key alone: it tells nearly all blocks apart, and the same prompt of several tenants or
-    /// layouts may share a place.
+    /// Over enough to tell blocks apart, and no more: this is on the path of every read.
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
         state.write(self.key.as_bytes());
+        state.write(&self.layout.as_bytes()[..8]);
     }
 }
 

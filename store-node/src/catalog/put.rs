@@ -251,12 +251,17 @@ impl Catalog {
         // between the two; a commit that fails takes the child back.
         let parent = stored.info.origin.parent.map(|key| BlockId { key, ..id });
         let parent = parent.filter(|parent| *parent != id);
-        if self.closes_ring(&id, parent.as_ref()) {
-            return Err(CommitError::Ring);
-        }
         if let Some(parent) = &parent {
             let origin = &stored.info.origin;
             self.child_came(parent, &Block::empty(origin.content, origin.root, None));
+            // Asked after the parent knows of this child: of two commits that would close a ring
+            // together, at least one sees the other.
+            if self.closes_ring(&id, Some(parent)) {
+                if let Some(unit) = self.child_left(parent) {
+                    self.admit(unit);
+                }
+                return Err(CommitError::Ring);
+            }
         }
         let mut first_of_block = None;
         let committed = {

@@ -328,6 +328,9 @@ impl Served {
 
     fn frame(&mut self, header: &Header, body: &[u8]) -> Result<(), End> {
         match (&self.tenancy, header.op) {
+            (_, op) if header.payload_len > 0 && op != Op::Data => {
+                Err(broken("only data frames carry payload to a node"))
+            }
             (None, Op::Hello) => {
                 let hello: Hello = decode_body("hello", body)?;
                 match requests::greet(&self.node, &hello) {
@@ -383,6 +386,7 @@ impl Served {
         let got = self.incoming.payload(&self.socket, &mut spare[..room])?;
         if let Some(n) = got {
             open.put.advance(n);
+            self.heard = Instant::now(); // A slow writer is not a silent one.
         }
         Ok(got)
     }

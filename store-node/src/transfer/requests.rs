@@ -20,6 +20,9 @@ use larder_proto::{
 use std::sync::Arc;
 use tokio::time::Instant;
 
+/// The slot of a connection's tenant. Slots count within a connection, and a connection has one tenant.
+const CONNECTION_TENANT: u32 = 0;
+
 /// What hello settled for a connection.
 #[derive(Debug, Clone)]
 pub(super) struct Tenancy {
@@ -53,8 +56,7 @@ pub(super) fn greet(node: &Node, hello: &Hello) -> Result<(Tenancy, HelloOk), (C
         );
         return Err((Code::Version, reason));
     }
-    let limit = || (Code::Limit, "the node knows as many tenants as it may".to_owned());
-    let slot = node.tenant_slot(&hello.tenant).ok_or_else(limit)?;
+    let slot = CONNECTION_TENANT;
     let producer = Producer {
         name: hello.producer.as_str().to_owned(),
         incarnation: hello.producer_incarnation,

@@ -86,6 +86,10 @@ impl Served {
             self.fail(request, 0, Code::Limit, &reason);
             return self.done(Op::FetchDone, request);
         }
+        if self.tasks.len() >= self.node.limits().requests as usize {
+            self.fail(request, 0, Code::Busy, "as many requests are open as may be");
+            return self.done(Op::FetchDone, request);
+        }
         self.start(request, |node, tenancy, reader, answers| async move {
             let Some(reader) = reader else { return };
             let fetching = Fetching { node, tenancy, reader, fetch, answers };
@@ -103,8 +107,7 @@ impl Served {
         let Some(tenancy) = self.tenancy.clone() else { return };
         // Tasks that were cancelled count until they have ended.
         if self.tasks.len() >= self.node.limits().requests as usize {
-            self.fail(request, 0, Code::Busy, "as many requests are open as may be");
-            return self.done(Op::FetchDone, request);
+            return self.fail(request, 0, Code::Busy, "as many requests are open as may be");
         }
         let reader = self.local.as_ref().map(|local| local.reader.clone());
         let answers = Answers { request, to: self.answers.clone() };

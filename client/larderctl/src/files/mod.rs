@@ -298,6 +298,13 @@ pub(crate) async fn get(ctl: &Ctl, name: &str, to: &Path) -> Result<(), CtlError
     }
     let at_file = |source| CtlError::File { what: "write", path: to.to_owned(), source };
     let beside = to.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if let Ok(there) = std::fs::symlink_metadata(to)
+        && !there.is_file()
+    {
+        // The file takes the place of what is there; a device, link or folder is not replaced.
+        let why = "it exists and is not a regular file; `-` writes to standard output";
+        return Err(at_file(std::io::Error::new(std::io::ErrorKind::AlreadyExists, why)));
+    }
     let mut file = NamedTempFile::new_in(beside).map_err(at_file)?;
     bring(ctl, &manifest, &mut nodes, &names, |bytes| file.write_all(bytes).map_err(at_file))
         .await?;
