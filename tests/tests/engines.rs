@@ -36,7 +36,9 @@ async fn a_prefix_comes_from_a_peer_with_the_same_output_and_without_it_when_the
     let peer = complete(&b, &prompt, 12, true).await.unwrap();
     assert_eq!(peer.token_ids, cold.token_ids);
     assert_eq!(peer.source, "peer");
-    assert!(peer.cached_tokens > 0 && peer.cached_tokens < peer.prompt_tokens);
+    // All of it, but for the tokens after the last point where a prompt may resume.
+    let computed = peer.prompt_tokens - peer.cached_tokens;
+    assert!((1..=64).contains(&computed), "{computed} of {} computed", peer.prompt_tokens);
 
     let local = complete(&b, &prompt, 12, true).await.unwrap();
     assert_eq!((local.source.as_str(), &local.token_ids), ("local", &cold.token_ids));

