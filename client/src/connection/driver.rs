@@ -327,8 +327,11 @@ impl Driver {
         let state = self.pending.get_mut(&request).map(|pending| &mut pending.state);
         let Some(State::Arriving(arriving, _)) = state else {
             self.scrap.resize(READ_BYTES, 0);
-            self.heard = Instant::now();
-            return self.incoming.payload(&self.socket, &mut self.scrap).map_err(read_error);
+            let got = self.incoming.payload(&self.socket, &mut self.scrap).map_err(read_error)?;
+            if got.is_some() {
+                self.heard = Instant::now();
+            }
+            return Ok(got);
         };
         let spare = arriving.landing.spare();
         let room = spare.len().min(READ_BYTES);

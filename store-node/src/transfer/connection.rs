@@ -379,7 +379,11 @@ impl Served {
     fn payload(&mut self, request: u64) -> Result<Option<usize>, End> {
         let Some(open) = self.puts.get_mut(&request) else {
             self.scrap.resize(READ_BYTES, 0);
-            return Ok(self.incoming.payload(&self.socket, &mut self.scrap)?);
+            let got = self.incoming.payload(&self.socket, &mut self.scrap)?;
+            if got.is_some() {
+                self.heard = Instant::now();
+            }
+            return Ok(got);
         };
         let spare = open.put.spare();
         let room = spare.len().min(READ_BYTES);

@@ -434,7 +434,16 @@ async fn a_silent_peer_is_given_up_and_a_lively_one_is_not() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_half_open_connection_ends_for_the_asker_within_the_limit_of_silence() {
-    // A peer that accepts, says hello and then nothing, as a host that vanished would.
+    let empty = larder_proto::frame::Empty {};
+    let late = frame(larder_proto::frame::Op::Data, 77, 0, &empty, &[7; 1000]);
+    // Nothing after the hello, and half of a frame that is thrown away.
+    for said in [&[][..], &late[..late.len() / 2]] {
+        half_open_connection_ends(said.to_vec()).await;
+    }
+}
+
+/// A peer that accepts, says hello and `said`, and then nothing, as a host that vanished would.
+async fn half_open_connection_ends(said: Vec<u8>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let mut dead = JoinSet::new();
@@ -454,6 +463,7 @@ async fn a_half_open_connection_ends_for_the_asker_within_the_limit_of_silence()
             silence_limit_ms: 150,
         };
         stream.write_all(&frame(larder_proto::frame::Op::HelloOk, 1, 0, &ok, &[])).await.unwrap();
+        stream.write_all(&said).await.unwrap();
         std::future::pending::<()>().await;
     });
     let connection = Connection::connect(&address, &Identity::client("test")).await.unwrap();
