@@ -132,7 +132,8 @@ impl Client for OverConnection {
 
     async fn put(&mut self, part: Part) -> Result<(), BenchError> {
         let bytes: Bytes = self.payload.of(part);
-        let sums = ChunkSums::of(&bytes, DEFAULT_CHUNK);
+        let summed = bytes.clone();
+        let sums = || ChunkSums::of(&summed, DEFAULT_CHUNK);
         let PartAttributes { content, root, parent, origin_hash } = attributes(part);
         let reserve = Reserve {
             part: name(part),

@@ -1,6 +1,6 @@
 //! The task that owns a connection's socket and everything in flight on it.
 
-use super::{Incoming, Landing, Outgoing, ReadError, Reply, Socket};
+use super::{Incoming, Landing, Outgoing, ReadError, Reply, Socket, Spin};
 use crate::error::TransferError;
 use bytes::Bytes;
 use larder_proto::{
@@ -8,7 +8,7 @@ use larder_proto::{
     frame::{Class, Empty, Header, Op, Read, ReadOk, decode_body},
     wire::Encoded,
 };
-use std::{any::Any, collections::HashMap, time::Duration};
+use std::{any::Any, collections::HashMap, pin::pin, time::Duration};
 use tokio::{
     io::Interest,
     sync::{OwnedSemaphorePermit, mpsc, oneshot},
@@ -104,6 +104,7 @@ pub(super) struct Driver {
     said: Instant,
     /// The socket took no more at the last attempt: what it takes next, the peer made room for.
     blocked: bool,
+    spin: Spin,
 }
 
 impl Driver {
@@ -129,6 +130,7 @@ impl Driver {
             heard: now,
             said: now,
             blocked: false,
+            spin: Spin::default(),
         }
     }
 
@@ -149,6 +151,8 @@ impl Driver {
     }
 
     async fn serve(&mut self) -> TransferError {
+        // One timer for the whole connection, set anew only when it rings.
+        let mut ask = pin!(sleep_until(self.said + self.silence_limit / 4));
         loop {
             while let Ok(command) = self.inbox.try_recv() {
                 self.obey(command);
@@ -165,12 +169,15 @@ impl Driver {
                 Ok(false) => {}
                 Err(error) => return error,
             }
+            match self.look() {
+                Ok(true) => continue,
+                Ok(false) => {}
+                Err(error) => return error,
+            }
             let interest = match drained {
                 true => Interest::READABLE,
                 false => Interest::READABLE | Interest::WRITABLE,
             };
-            // Peers close after their limit of silence; so do we. Something is said four times in it.
-            let ask_at = self.said + self.silence_limit / 4;
             tokio::select! {
                 biased;
                 ready = self.socket.ready(interest) => if let Err(error) = ready {
@@ -180,16 +187,36 @@ impl Driver {
                     Some(command) => self.obey(command),
                     None => return TransferError::Lost("closed by its owner".to_owned()),
                 },
-                () = sleep_until(ask_at) => {
+                // Peers close after their limit of silence; so do we. Something is said four times in it.
+                () = &mut ask => {
                     let now = Instant::now();
                     if now.duration_since(self.heard) >= self.silence_limit {
                         return TransferError::Silent(self.silence_limit);
                     }
-                    self.said = now;
-                    self.outgoing.push_first(Op::Ping, 0, self.tenant_slot);
+                    if now >= self.said + self.silence_limit / 4 {
+                        self.said = now;
+                        self.outgoing.push_first(Op::Ping, 0, self.tenant_slot);
+                    }
+                    ask.as_mut().reset(self.said + self.silence_limit / 4);
                 }
             }
         }
+    }
+
+    /// Looks for an answer for a moment before going to sleep, where one may come that fast: on a Unix
+    /// socket, when nobody else has something to say.
+    fn look(&mut self) -> Result<bool, TransferError> {
+        let awaited = self.socket.as_unix().is_some()
+            && self.current.is_none()
+            && self.inbox.is_empty()
+            && self.outgoing.is_empty()
+            && !self.pending.is_empty();
+        if !awaited || !self.spin.is_worth_it() {
+            return Ok(false);
+        }
+        let found = self.incoming.spin(&self.socket).map_err(read_error)?;
+        self.spin.found(found);
+        Ok(found)
     }
 
     /// Writes what the socket takes; whether nothing is left.

@@ -3,12 +3,12 @@
 //! Heads (header and body) come through a small buffer, so that many small frames cost one read;
 //! payloads are read straight into their destination but for the few bytes that came along with a head.
 
-use super::Socket;
+use super::{Socket, spin};
 use larder_proto::{
     frame::{HEADER_LEN, Header},
     wire::DecodeError,
 };
-use std::io;
+use std::{io, time::Instant};
 
 /// Bytes of the head buffer: room for many small frames, and little of a payload to copy.
 const BUFFER: usize = 2 << 10;
@@ -106,7 +106,7 @@ impl Incoming {
             self.start += buffered;
             buffered
         } else {
-            match read(socket, &mut into[..want])? {
+            match read(&mut into[..want], |into| socket.try_read(into))? {
                 None => return Ok(None),
                 Some(n) => n,
             }
@@ -115,11 +115,26 @@ impl Incoming {
         Ok(Some(got))
     }
 
+    /// Looks for a moment whether a head begins to come, without going to sleep. To be called when
+    /// [`Self::head`] has found nothing.
+    pub fn spin(&mut self, socket: &Socket) -> Result<bool, ReadError> {
+        let until = Instant::now() + spin::SPIN;
+        loop {
+            if self.fill_with(|into| socket.read_now(into))? {
+                return Ok(true);
+            }
+            if Instant::now() >= until {
+                return Ok(false);
+            }
+            std::hint::spin_loop();
+        }
+    }
+
     /// Reads a long body straight to where it belongs; `false` when nothing is there now.
     fn fill_body(&mut self, socket: &Socket, missing: usize) -> Result<bool, ReadError> {
         let have = self.body.len();
         self.body.resize(have + missing, 0);
-        let got = read(socket, &mut self.body[have..]);
+        let got = read(&mut self.body[have..], |into| socket.try_read(into));
         let n = got.as_ref().map_or(0, |got| got.unwrap_or(0));
         self.body.truncate(have + n);
         Ok(got?.is_some())
@@ -131,9 +146,16 @@ impl Incoming {
 
     /// Reads more into the buffer; `false` when nothing is there now.
     fn fill(&mut self, socket: &Socket) -> Result<bool, ReadError> {
+        self.fill_with(|into| socket.try_read(into))
+    }
+
+    fn fill_with(
+        &mut self,
+        receive: impl FnMut(&mut [u8]) -> io::Result<usize>,
+    ) -> Result<bool, ReadError> {
         self.buffer.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.buffered());
-        match read(socket, &mut self.buffer[self.end..])? {
+        match read(&mut self.buffer[self.end..], receive)? {
             None => Ok(false),
             Some(n) => {
                 self.end += n;
@@ -143,9 +165,12 @@ impl Incoming {
     }
 }
 
-fn read(socket: &Socket, into: &mut [u8]) -> Result<Option<usize>, ReadError> {
+fn read(
+    into: &mut [u8],
+    mut receive: impl FnMut(&mut [u8]) -> io::Result<usize>,
+) -> Result<Option<usize>, ReadError> {
     loop {
-        match socket.try_read(into) {
+        match receive(into) {
             Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
             Ok(n) => return Ok(Some(n)),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),

@@ -12,16 +12,19 @@ mod driver;
 mod incoming;
 mod outgoing;
 mod socket;
+mod spin;
 
 pub use incoming::{Incoming, ReadError};
 pub use outgoing::Outgoing;
 pub use socket::{Socket, receive_with_fds, send_with_fds};
+pub use spin::Spin;
 
 use crate::error::TransferError;
 use bytes::Bytes;
 use driver::{Answer, Command, Driver, Request};
 use larder_proto::{
     block_key,
+    checksum::ChunkSums,
     frame::{
         Code, Commit, Committed, Empty, Failed, HEADER_LEN, Header, Hello, HelloOk, InProgress,
         Leased, Lookup, LookupOk, Op, Read, ReadOk, Release, Reserve, Role, VERSION, decode_body,
@@ -310,16 +313,18 @@ impl Connection {
     }
 
     /// Puts a part: asks first, sends the bytes only if they are wanted, and returns when they are
-    /// visible. `sums` are those of `payload`.
+    /// visible. `sums` gives those of `payload`; it is asked while the peer decides.
     pub async fn put(
         &self,
         reserve: &Reserve,
         payload: Bytes,
-        sums: larder_proto::checksum::ChunkSums,
+        sums: impl FnOnce() -> ChunkSums,
     ) -> Result<PutOutcome, TransferError> {
         let (done, answer) = oneshot::channel();
         let asked = Answer::Reply(done);
         let guard = self.send(Op::Reserve, reserve.to_wire(), asked).await?;
+        tokio::task::yield_now().await; // Lets the driver ask.
+        let sums = sums();
         let reply = answer.await.map_err(|_| self.lost())??;
         let granted = match reply.op {
             Op::Granted => reply,

@@ -66,6 +66,15 @@ impl Socket {
         }
     }
 
+    /// Reads what is there, whether or not the runtime has heard of it yet.
+    pub(super) fn read_now(&self, into: &mut [u8]) -> io::Result<usize> {
+        let fd = match self {
+            Self::Tcp(stream) => stream.as_fd(),
+            Self::Unix(stream) => stream.as_fd(),
+        };
+        Ok(rustix::io::read(fd, into)?)
+    }
+
     /// Writes what fits.
     pub fn try_write(&self, from: &[IoSlice<'_>]) -> io::Result<usize> {
         match self {

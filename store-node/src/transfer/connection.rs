@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{catalog::Put, node::Node};
 use larder_client::{
-    connection::{Incoming, Outgoing, ReadError, Socket, send_with_fds},
+    connection::{Incoming, Outgoing, ReadError, Socket, Spin, send_with_fds},
     memory::SharedMemory,
 };
 use larder_proto::{
@@ -23,6 +23,7 @@ use std::{
     collections::HashMap,
     io,
     os::fd::AsFd,
+    pin::{Pin, pin},
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -30,7 +31,7 @@ use tokio::{
     io::Interest,
     sync::mpsc,
     task::{JoinError, JoinSet},
-    time::{Instant, sleep_until},
+    time::{Instant, Sleep, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
@@ -100,6 +101,7 @@ pub(super) struct Served {
     heard: Instant,
     /// The socket took no more at the last attempt: what it takes next, the peer made room for.
     blocked: bool,
+    spin: Spin,
     /// Nothing new is begun; the connection ends when nothing is open.
     stopping: bool,
     /// Set when the peer asked for the arena: its answer goes out with descriptors.
@@ -156,6 +158,7 @@ impl Served {
             scrap: Vec::new(),
             heard: Instant::now(),
             blocked: false,
+            spin: Spin::default(),
             stopping: false,
             attach: None,
         }
@@ -185,7 +188,10 @@ impl Served {
     }
 
     async fn serve(&mut self, stop: &CancellationToken) -> Result<(), End> {
+        // One timer for the whole connection, set anew only when it rings or something is due before.
+        let mut due = pin!(sleep_until(self.due_at()));
         loop {
+            let said = self.outgoing.sent_bytes();
             // Answers of tasks wait in their bounded queue while the peer does not listen.
             while self.outgoing.len() < WAITING_FRAMES
                 && let Ok(answer) = self.inbox.try_recv()
@@ -209,8 +215,31 @@ impl Served {
             if answers || (self.attach.is_some() && self.outgoing.is_empty()) {
                 continue; // Something to say to what just came.
             }
-            self.wait(drained && self.outgoing.is_empty(), held_back, stop).await?;
+            let quiet = drained && self.outgoing.is_empty();
+            if quiet && self.outgoing.sent_bytes() > said && self.look()? {
+                continue;
+            }
+            self.wait(quiet, held_back, stop, due.as_mut()).await?;
         }
+    }
+
+    /// Looks for the next request for a moment before going to sleep, after something was answered on a
+    /// Unix socket: a reader that takes part after part asks again within microseconds.
+    fn look(&mut self) -> Result<bool, End> {
+        let likely = self.local.is_some() && self.current.is_none() && self.running.is_empty();
+        if !likely || !self.spin.is_worth_it() {
+            return Ok(false);
+        }
+        let found = self.incoming.spin(&self.socket)?;
+        self.spin.found(found);
+        Ok(found)
+    }
+
+    /// When the silence of the peer, or an open put, is over its time.
+    fn due_at(&self) -> Instant {
+        let silent_at = self.heard + self.node.limits().silence;
+        let overdue_at = self.puts.values().map(|open| open.deadline).min();
+        overdue_at.map_or(silent_at, |at| at.min(silent_at))
     }
 
     /// Waits until there is something to do. Changes nothing but what a timer or an answer says.
@@ -219,28 +248,30 @@ impl Served {
         nothing_to_send: bool,
         held_back: bool,
         stop: &CancellationToken,
+        mut due: Pin<&mut Sleep>,
     ) -> Result<(), End> {
         let interest = match (nothing_to_send, held_back) {
             (true, _) => Interest::READABLE,
             (false, true) => Interest::WRITABLE,
             (false, false) => Interest::READABLE | Interest::WRITABLE,
         };
-        let silence = self.node.limits().silence;
-        let silent_at = self.heard + silence;
-        let overdue_at = self.puts.values().map(|open| open.deadline).min();
-        let wake_at = overdue_at.map_or(silent_at, |at| at.min(silent_at));
+        let due_at = self.due_at();
+        if due_at < due.deadline() {
+            due.as_mut().reset(due_at);
+        }
         tokio::select! {
             biased;
             ready = self.socket.ready(interest) => { ready?; }
             () = stop.cancelled(), if !self.stopping => self.stopping = true,
             Some(answer) = self.inbox.recv(), if !held_back => self.take(answer),
             Some(ended) = self.tasks.join_next_with_id() => self.task_ended(ended),
-            () = sleep_until(wake_at) => {
-                let now = Instant::now();
-                if now >= silent_at {
+            () = &mut due => {
+                let (now, silence) = (Instant::now(), self.node.limits().silence);
+                if now >= self.heard + silence {
                     return Err(End::Silent(silence));
                 }
                 self.end_overdue_puts(now);
+                due.as_mut().reset(self.due_at());
             }
         }
         Ok(())

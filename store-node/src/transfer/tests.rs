@@ -120,7 +120,7 @@ fn reserve(n: u8, len: usize) -> Reserve {
 async fn put(connection: &Connection, n: u8, len: usize) -> Result<PutOutcome, TransferError> {
     let payload = bytes(n, len);
     let sums = ChunkSums::of(&payload, DEFAULT_CHUNK);
-    connection.put(&reserve(n, len), payload.into(), sums).await
+    connection.put(&reserve(n, len), payload.into(), || sums).await
 }
 
 fn whole(n: u8) -> Read {
@@ -194,7 +194,7 @@ async fn a_range_is_verified_by_itself_and_bad_ranges_are_refused() {
     for len in [0, (1 << 30) + 1, u64::MAX] {
         let wish = Reserve { len, ..reserve(2, 0) };
         let sums = ChunkSums::of(&[], DEFAULT_CHUNK);
-        let refused = tcp.put(&wish, bytes::Bytes::new(), sums).await.unwrap_err();
+        let refused = tcp.put(&wish, bytes::Bytes::new(), || sums).await.unwrap_err();
         assert_eq!(code(&refused), Some(Code::Limit), "a part of {len} bytes");
     }
     assert_eq!(get(&tcp, &whole(1)).await.unwrap(), all);
@@ -245,7 +245,8 @@ async fn a_writer_whose_bytes_are_not_those_it_summed_publishes_nothing() {
     let tcp = node.tcp().await;
     let mut sums = ChunkSums::of(&bytes(1, 500_000), DEFAULT_CHUNK);
     sums.sums[1] ^= 1;
-    let refused = tcp.put(&reserve(1, 500_000), bytes(1, 500_000).into(), sums).await.unwrap_err();
+    let refused =
+        tcp.put(&reserve(1, 500_000), bytes(1, 500_000).into(), || sums).await.unwrap_err();
     assert_eq!(code(&refused), Some(Code::Damaged));
     assert!(node.held(1).is_none());
     assert_eq!(node.node.catalog().arena().used_bytes(), 0);
