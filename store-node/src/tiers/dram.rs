@@ -118,8 +118,20 @@ impl WritableExtent {
         }
     }
 
+    /// The whole pages that the bytes lie in: what a device fills directly.
+    pub fn pages_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes_mut`; the allocator hands out whole pages.
+        #[expect(unsafe_code, reason = "the proof is the extent's ownership of its range")]
+        unsafe {
+            self.0.arena.memory.bytes_mut(self.0.offset(), self.0.pages as usize * PAGE)
+        }
+    }
+
     /// Ends the writing: from here on the bytes never change.
-    pub fn freeze(self) -> DramCopy {
+    pub fn freeze(mut self) -> DramCopy {
+        // What a device writes are whole pages, and nobody else's old bytes shall go with them.
+        let len = self.0.len;
+        self.pages_mut()[len..].fill(0);
         DramCopy(Arc::new(self.0))
     }
 }
@@ -136,6 +148,15 @@ impl DramCopy {
         #[expect(unsafe_code, reason = "the proof is the extent's ownership of its range")]
         unsafe {
             self.0.arena.memory.bytes(self.0.offset(), self.0.len)
+        }
+    }
+
+    /// The whole pages that the bytes lie in; zeroes behind the bytes.
+    pub fn pages(&self) -> &[u8] {
+        // SAFETY: as in `bytes`; the allocator hands out whole pages.
+        #[expect(unsafe_code, reason = "the proof is the extent's ownership of its range")]
+        unsafe {
+            self.0.arena.memory.bytes(self.0.offset(), self.0.pages as usize * PAGE)
         }
     }
 

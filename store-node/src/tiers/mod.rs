@@ -5,3 +5,4 @@
 //! A tier knows nothing of names, policies or visibility.
 
 pub mod dram;
+pub mod ssd;
