@@ -6,6 +6,8 @@
 //! multiples of [`PAGE`], as direct I/O wants them.
 
 mod buffer;
+#[cfg(test)]
+pub(crate) mod simulated;
 
 pub use buffer::{AlignedBuffer, ReadBuffer};
 

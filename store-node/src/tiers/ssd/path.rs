@@ -1,0 +1,573 @@
+//! One path: a folder with a capacity, its segments, and its health.
+//!
+//! Files are numbered slots of one length. `prepare` keeps one segment ready beside the open one, so a
+//! write never waits for a file; whoever runs it takes the oldest segment with [`SsdPath::oldest`] when no
+//! slot is left, and lets go of what lies in it.
+
+use super::{
+    SsdError,
+    format::{FooterEntry, Nonce, RecordHeader, SegmentHeader, Trailer},
+    io::{AlignedBuffer, File, Folder, PAGE, Pending, ReadBuffer},
+    removals::RemovalLog,
+    segment::{Segment, SsdCopy},
+};
+use crate::tiers::dram::{DramCopy, WritableExtent};
+use bytes::Bytes;
+use larder_proto::{Generation, PartName, frame::PartInfo, ids::NodeId};
+use parking_lot::Mutex;
+use std::{
+    collections::VecDeque,
+    io,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+use tokio::{sync::Notify, time::timeout};
+
+/// What a power loss may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    /// What was written survives the end of the process; a power loss may take any of it.
+    None,
+    /// A sealed segment survives a power loss too.
+    Segment,
+}
+
+/// How a path is used.
+#[derive(Debug, Clone)]
+pub struct PathSettings {
+    /// For people.
+    pub name: PathBuf,
+    /// Bytes that all of its files may take, at most.
+    pub capacity: u64,
+    /// Bytes of a segment.
+    pub segment_bytes: u64,
+    /// What a power loss may take.
+    pub durability: Durability,
+    /// A disk that needs longer for one request counts as failed.
+    pub deadline: Duration,
+}
+
+/// Why a path takes part no more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Health {
+    /// It reads and writes.
+    Healthy,
+    /// It does neither, for this reason.
+    Fenced(Arc<str>),
+}
+
+/// What a path did since the start.
+#[derive(Debug, Default)]
+#[expect(missing_docs, reason = "the names are those of the metrics they feed, documented there")]
+pub struct PathCounters {
+    pub written_records: AtomicU64,
+    pub written_bytes: AtomicU64,
+    pub read_records: AtomicU64,
+    pub read_bytes: AtomicU64,
+    pub refused_records: AtomicU64,
+    pub damaged_records: AtomicU64,
+    pub sealed_segments: AtomicU64,
+    pub reclaimed_segments: AtomicU64,
+    pub carried_records: AtomicU64,
+}
+
+/// See the module.
+pub struct SsdPath {
+    pub(super) node: NodeId,
+    pub(super) folder: Arc<dyn Folder>,
+    pub(super) settings: PathSettings,
+    pub(super) state: Mutex<State>,
+    pub(super) removals: RemovalLog,
+    /// Something changed that `prepare` may care for.
+    pub(super) changed: Notify,
+    counters: PathCounters,
+}
+
+/// The segments of a path.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) health: Health,
+    pub(super) open: Option<Arc<Segment>>,
+    pub(super) prepared: Option<Arc<Segment>>,
+    /// Oldest first.
+    pub(super) sealed: VecDeque<Arc<Segment>>,
+    /// Slots whose file is there and that nobody uses.
+    pub(super) free: Vec<u32>,
+    /// By slot: the sequence that the header on the disk names, if there is a file. What a restart finds.
+    pub(super) uses: Vec<Option<u64>>,
+    pub(super) last_sequence: u64,
+}
+
+impl State {
+    /// A slot to use, and whether its file has to be made.
+    fn take_slot(&mut self, limit: u32) -> Option<(u32, bool)> {
+        if let Some(slot) = self.free.pop() {
+            return Some((slot, false));
+        }
+        // A slot whose file is being made counts as used.
+        let gap = self.uses.iter().position(Option::is_none).unwrap_or(self.uses.len());
+        let slot = u32::try_from(gap).ok().filter(|slot| *slot < limit)?;
+        self.uses.resize(self.uses.len().max(gap + 1), None);
+        self.uses[gap] = Some(u64::MAX);
+        Some((slot, true))
+    }
+
+    fn insert_sealed(&mut self, segment: &Arc<Segment>) {
+        if self.health == Health::Healthy {
+            let after = self.sealed.partition_point(|other| other.sequence < segment.sequence);
+            self.sealed.insert(after, Arc::clone(segment));
+        }
+    }
+}
+
+impl std::fmt::Debug for SsdPath {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("SsdPath").field(&self.settings.name).finish()
+    }
+}
+
+/// The file of a slot.
+pub(super) fn slot_name(slot: u32) -> String {
+    format!("segment-{slot:06}")
+}
+
+/// The slot of a file, if it is one.
+pub(super) fn slot_of(name: &str) -> Option<u32> {
+    let slot = name.strip_prefix("segment-")?.parse().ok()?;
+    (slot_name(slot) == name).then_some(slot)
+}
+
+/// Slots that the capacity allows.
+pub(super) fn slots_of(settings: &PathSettings) -> u32 {
+    let room = settings.capacity.saturating_sub(reserve_bytes(settings));
+    u32::try_from(room / settings.segment_bytes.max(1)).unwrap_or(u32::MAX)
+}
+
+/// Bytes of a path that are kept for the removal log, the folder and what the file system adds.
+fn reserve_bytes(settings: &PathSettings) -> u64 {
+    (settings.capacity / 256).max(4 << 20)
+}
+
+impl SsdPath {
+    pub(super) fn new(
+        node: NodeId,
+        folder: Arc<dyn Folder>,
+        settings: PathSettings,
+        removals: RemovalLog,
+        state: State,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            node,
+            folder,
+            settings,
+            state: Mutex::new(state),
+            removals,
+            changed: Notify::new(),
+            counters: PathCounters::default(),
+        })
+    }
+
+    /// How it is used.
+    pub fn settings(&self) -> &PathSettings {
+        &self.settings
+    }
+
+    /// What it did since the start.
+    pub fn counters(&self) -> &PathCounters {
+        &self.counters
+    }
+
+    /// Whether it takes part.
+    pub fn health(&self) -> Health {
+        self.state.lock().health.clone()
+    }
+
+    /// Whether it takes part.
+    pub fn is_healthy(&self) -> bool {
+        self.state.lock().health == Health::Healthy
+    }
+
+    /// Slots that the capacity allows.
+    pub fn slots_limit(&self) -> u32 {
+        slots_of(&self.settings)
+    }
+
+    /// Bytes of segments that hold records, and of the open ones' filled part.
+    pub fn used_bytes(&self) -> u64 {
+        let state = self.state.lock();
+        let open = state.open.iter().map(|open| open.used_pages() * PAGE as u64).sum::<u64>();
+        state.sealed.len() as u64 * self.settings.segment_bytes + open
+    }
+
+    /// Takes the path out: nothing is read from or written to it from now on. Whether it took part until
+    /// now, and the reason is new.
+    pub fn fence(&self, reason: &str) -> bool {
+        let mut state = self.state.lock();
+        if state.health != Health::Healthy {
+            return false;
+        }
+        state.health = Health::Fenced(reason.into());
+        // A segment that is dropped gives its slot back under the same lock.
+        let let_go = (state.open.take(), state.prepared.take(), std::mem::take(&mut state.sealed));
+        drop(state);
+        drop(let_go);
+        tracing::error!(path = %self.settings.name.display(), reason, "ssd path fenced");
+        self.changed.notify_one();
+        true
+    }
+
+    /// Ends with the next change of the segments or of the health. Safe to cancel.
+    pub async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// Writes a part that lies in the arena. It is there, and readable, when this returns.
+    ///
+    /// # Errors
+    /// `Busy` when no segment is ready: nothing was written. Otherwise the disk failed, and the path is
+    /// fenced.
+    pub async fn append(
+        self: &Arc<Self>,
+        name: &PartName,
+        info: &PartInfo,
+        part: &DramCopy,
+    ) -> Result<SsdCopy, SsdError> {
+        let payload = Bytes::from_owner(Pages(part.clone()));
+        self.append_bytes(name, info, payload).await
+    }
+
+    pub(super) async fn append_bytes(
+        self: &Arc<Self>,
+        name: &PartName,
+        info: &PartInfo,
+        payload: Bytes,
+    ) -> Result<SsdCopy, SsdError> {
+        let (segment, place) = self.place(name, info).await?;
+        let header = RecordHeader { nonce: segment.nonce, name: *name, info: info.clone() };
+        let page = u32::try_from(place.page).unwrap_or(u32::MAX);
+        let entry = FooterEntry::of(&header, page, place.header_pages);
+        let copy = SsdCopy::of(Arc::clone(&segment), &entry);
+        let bytes = copy.footprint_bytes();
+        let pieces = vec![header.encode().freeze(), payload];
+        let written = self.in_time(segment.file.write(copy.offset(), pieces)).await;
+        segment.written(written.is_ok().then_some(entry));
+        written?;
+        self.counters.written_records.fetch_add(1, Ordering::Relaxed);
+        self.counters.written_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.seal_if_full(&segment).await?;
+        // A path that was fenced meanwhile has withdrawn what it holds, and shall hold nothing new.
+        match self.is_healthy() {
+            true => Ok(copy),
+            false => Err(self.fenced()),
+        }
+    }
+
+    /// Space in the open segment, or in the next one.
+    async fn place(
+        self: &Arc<Self>,
+        name: &PartName,
+        info: &PartInfo,
+    ) -> Result<(Arc<Segment>, super::segment::Place), SsdError> {
+        loop {
+            let (segment, place) = {
+                let mut state = self.state.lock();
+                if state.health != Health::Healthy {
+                    drop(state);
+                    return Err(self.fenced());
+                }
+                if state.open.is_none() {
+                    state.open = state.prepared.take();
+                    self.changed.notify_one();
+                }
+                let Some(open) = state.open.clone() else {
+                    self.counters.refused_records.fetch_add(1, Ordering::Relaxed);
+                    return Err(SsdError::Busy);
+                };
+                let place = open.place(name, info);
+                if place.is_none() {
+                    state.open = None;
+                    if open.used_pages() <= 1 {
+                        // An empty segment is too short for it: so is every other.
+                        state.open = Some(open);
+                        return Err(SsdError::TooLong);
+                    }
+                }
+                (open, place)
+            };
+            match place {
+                Some(place) => return Ok((segment, place)),
+                None => self.seal_if_full(&segment).await?,
+            }
+        }
+    }
+
+    /// Writes the footer of a segment that is full and at rest.
+    pub(super) async fn seal_if_full(&self, segment: &Arc<Segment>) -> Result<(), SsdError> {
+        let Some(entries) = segment.take_to_seal() else { return Ok(()) };
+        let closing = Trailer::close(segment.nonce, &entries).freeze();
+        let offset = segment.file.len() - closing.len() as u64;
+        self.in_time(segment.file.write(offset, vec![closing])).await?;
+        if self.settings.durability == Durability::Segment {
+            self.in_time(segment.file.sync()).await?;
+        }
+        self.counters.sealed_segments.fetch_add(1, Ordering::Relaxed);
+        self.state.lock().insert_sealed(segment);
+        self.changed.notify_one();
+        Ok(())
+    }
+
+    /// Makes the next segment ready, if none is and a slot is there for it. Whether one is ready.
+    ///
+    /// # Errors
+    /// The disk failed, and the path is fenced; or it is fenced.
+    pub async fn prepare(self: &Arc<Self>) -> Result<bool, SsdError> {
+        let (slot, sequence, is_new) = {
+            let mut state = self.state.lock();
+            if state.health != Health::Healthy {
+                drop(state);
+                return Err(self.fenced());
+            }
+            if state.prepared.is_some() {
+                return Ok(true);
+            }
+            let Some((slot, is_new)) = state.take_slot(self.slots_limit()) else {
+                return Ok(false);
+            };
+            state.last_sequence += 1;
+            (slot, state.last_sequence, is_new)
+        };
+        let nonce = draw_nonce();
+        let file = self.begin(slot, is_new, nonce, sequence).await.map_err(|error| {
+            self.failed(&error);
+            SsdError::Io(error)
+        })?;
+        let segment = Segment::begun(Arc::downgrade(self), slot, nonce, sequence, file);
+        let mut state = self.state.lock();
+        state.uses[slot as usize] = Some(sequence);
+        if state.health == Health::Healthy {
+            state.prepared = Some(segment);
+        }
+        Ok(true)
+    }
+
+    /// A segment of an earlier life, with its footer: the next to be reclaimed in its turn.
+    pub(super) fn adopted(&self, segment: &Arc<Segment>) {
+        segment.fill_with(Vec::new());
+        self.state.lock().insert_sealed(segment);
+    }
+
+    /// Makes the file of a slot ready for another use: what was in it means nothing from then on.
+    async fn begin(
+        self: &Arc<Self>,
+        slot: u32,
+        is_new: bool,
+        nonce: Nonce,
+        sequence: u64,
+    ) -> io::Result<Arc<dyn File>> {
+        let (folder, bytes) = (Arc::clone(&self.folder), self.settings.segment_bytes);
+        let open = move || match is_new {
+            true => {
+                let file = folder.create(&slot_name(slot), bytes)?;
+                folder.sync()?;
+                Ok(file)
+            }
+            false => folder.open(&slot_name(slot)),
+        };
+        let file = tokio::task::spawn_blocking(open).await.map_err(io::Error::other)??;
+        let header = SegmentHeader { node: self.node, nonce, sequence, segment_bytes: bytes };
+        file.write(0, vec![header.encode().freeze()]).await?;
+        // Removals of what the file held may be forgotten only when it cannot come back.
+        file.sync().await?;
+        Ok(file)
+    }
+
+    /// The oldest sealed segment, for the caller to let go of what lies in it.
+    pub fn oldest(&self) -> Option<Arc<Segment>> {
+        let oldest = self.state.lock().sealed.pop_front();
+        if oldest.is_some() {
+            self.counters.reclaimed_segments.fetch_add(1, Ordering::Relaxed);
+        }
+        oldest
+    }
+
+    /// The records of a sealed segment.
+    ///
+    /// # Errors
+    /// The disk failed, and the path is fenced, or the footer is damaged.
+    pub async fn records(&self, segment: &Arc<Segment>) -> Result<Vec<FooterEntry>, SsdError> {
+        let read = |page: u64, pages: u64| {
+            let len = usize::try_from(pages).unwrap_or(usize::MAX).saturating_mul(PAGE);
+            self.read_pages(&segment.file, page * PAGE as u64, len)
+        };
+        let last = segment.file.len() / PAGE as u64 - 1;
+        let trailer = Trailer::decode(&segment.nonce, &read(last, 1).await?)?;
+        let pages = trailer.footer_pages();
+        if pages == 0 {
+            return Ok(Vec::new());
+        }
+        let from = last.checked_sub(pages).ok_or(super::format::Unreadable::Sum("footer"))?;
+        Ok(trailer.entries(&read(from, pages).await?)?)
+    }
+
+    pub(super) async fn read_pages(
+        &self,
+        file: &Arc<dyn File>,
+        offset: u64,
+        len: usize,
+    ) -> Result<AlignedBuffer, SsdError> {
+        let into: Box<dyn ReadBuffer> = Box::new(AlignedBuffer::zeroed(len));
+        let mut got = self.in_time(file.read(offset, vec![into])).await?;
+        Ok(taken(got.pop()))
+    }
+
+    /// Reads a part into an extent of the arena and verifies that it is the one that is asked for, byte
+    /// for byte.
+    ///
+    /// # Errors
+    /// `Unreadable` or `Damaged`: the copy has to be withdrawn. Otherwise the disk failed, and the path
+    /// is fenced.
+    pub async fn read(
+        &self,
+        name: &PartName,
+        copy: &SsdCopy,
+        extent: WritableExtent,
+    ) -> Result<(DramCopy, PartInfo), SsdError> {
+        if !self.is_healthy() {
+            return Err(self.fenced());
+        }
+        let header: Box<dyn ReadBuffer> = Box::new(AlignedBuffer::zeroed(copy.header_bytes()));
+        let into = vec![header, Box::new(extent)];
+        let mut got = self.in_time(copy.segment().file.read(copy.offset(), into)).await?;
+        let part = taken::<WritableExtent>(got.pop()).freeze();
+        let header = taken::<AlignedBuffer>(got.pop());
+        self.counters.read_records.fetch_add(1, Ordering::Relaxed);
+        self.counters.read_bytes.fetch_add(copy.footprint_bytes(), Ordering::Relaxed);
+        let proved = prove(name, copy, &header, part.bytes());
+        if proved.is_err() {
+            self.counters.damaged_records.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok((part, proved?))
+    }
+
+    /// Writes a record of another segment of this path on to the open one. The bytes are verified on the
+    /// way.
+    ///
+    /// # Errors
+    /// As of [`Self::read`] and [`Self::append`].
+    pub async fn carry(
+        self: &Arc<Self>,
+        name: &PartName,
+        copy: &SsdCopy,
+    ) -> Result<SsdCopy, SsdError> {
+        let len = usize::try_from(copy.footprint_bytes()).unwrap_or(usize::MAX);
+        let record = self.read_pages(&copy.segment().file, copy.offset(), len).await?;
+        let (header, payload) = record.split_at(copy.header_bytes());
+        let part_len = usize::try_from(copy.len()).unwrap_or(usize::MAX);
+        let info = prove(name, copy, header, &payload[..part_len])?;
+        let payload = record.freeze().slice(copy.header_bytes()..);
+        let carried = self.append_bytes(name, &info, payload).await?;
+        self.counters.carried_records.fetch_add(1, Ordering::Relaxed);
+        Ok(carried)
+    }
+
+    /// Notes for good that these copies are gone. They do not come back once this has returned.
+    ///
+    /// # Errors
+    /// The disk failed, and the path is fenced.
+    pub async fn remove(self: &Arc<Self>, gone: Vec<Generation>) -> Result<(), SsdError> {
+        if !self.is_healthy() {
+            return Err(self.fenced());
+        }
+        let (newest, oldest) = {
+            let state = self.state.lock();
+            let oldest = state.uses.iter().flatten().min();
+            (state.last_sequence, oldest.copied().unwrap_or(0))
+        };
+        let noted = self.removals.append(&self.folder, gone, newest, oldest);
+        noted.await.map_err(|error| {
+            self.failed(&error);
+            SsdError::Io(error)
+        })
+    }
+
+    /// Segments whose footer is written.
+    #[cfg(test)]
+    pub(super) fn sealed_sequences(&self) -> Vec<u64> {
+        self.state.lock().sealed.iter().map(|segment| segment.sequence).collect()
+    }
+
+    /// A slot that nobody uses any more.
+    pub(super) fn given_back(&self, slot: u32) {
+        self.state.lock().free.push(slot);
+        self.changed.notify_one();
+    }
+
+    /// Waits for a request, but not for ever. A failure fences the path: it is never tried again and
+    /// believed.
+    async fn in_time<T>(&self, pending: Pending<T>) -> Result<T, SsdError> {
+        let late = || io::Error::new(io::ErrorKind::TimedOut, "slower than its deadline");
+        let answer = timeout(self.settings.deadline, pending).await;
+        answer.unwrap_or_else(|_| Err(late())).map_err(|error| {
+            self.failed(&error);
+            SsdError::Io(error)
+        })
+    }
+
+    fn failed(&self, error: &io::Error) {
+        self.fence(&error.to_string());
+    }
+
+    fn fenced(&self) -> SsdError {
+        match self.health() {
+            Health::Fenced(reason) => SsdError::Fenced(reason),
+            Health::Healthy => SsdError::Busy, // Taken back in meanwhile.
+        }
+    }
+}
+
+/// Whether a record is the part that is asked for.
+fn prove(
+    name: &PartName,
+    copy: &SsdCopy,
+    header: &[u8],
+    payload: &[u8],
+) -> Result<PartInfo, SsdError> {
+    let header = RecordHeader::decode(&copy.segment().nonce, header)?;
+    let is_it = header.name == *name
+        && header.info.generation == copy.generation()
+        && header.info.len == copy.len();
+    if !is_it {
+        return Err(super::format::Unreadable::Stale.into());
+    }
+    header.info.sums.verify(0, payload)?;
+    Ok(header.info)
+}
+
+/// A buffer that a driver gave back.
+fn taken<T: 'static>(buffer: Option<Box<dyn ReadBuffer>>) -> T {
+    match buffer.map(|buffer| buffer.into_any().downcast::<T>()) {
+        Some(Ok(buffer)) => *buffer,
+        _ => unreachable!("a driver gives back the buffers it got"),
+    }
+}
+
+/// The pages of a part, for a device to write.
+struct Pages(DramCopy);
+
+impl AsRef<[u8]> for Pages {
+    fn as_ref(&self) -> &[u8] {
+        self.0.pages()
+    }
+}
+
+/// A name that nobody can guess and no use has had before.
+fn draw_nonce() -> Nonce {
+    let mut nonce = Nonce::default();
+    let drawn = rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty());
+    assert_eq!(drawn, Ok(nonce.len()), "the kernel gives up to 256 random bytes at once");
+    nonce
+}

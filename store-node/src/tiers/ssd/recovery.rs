@@ -1,0 +1,348 @@
+//! Finding everything again after a restart.
+//!
+//! [`SsdPath::open`] reads the first page of each file: enough to write again. An [`Adoption`] then reads
+//! footers, newest segment first, while the node serves. A segment without a footer was open when the
+//! node ended: its records prove themselves, header and bytes, and it is sealed with those that do, so a
+//! second recovery finds the same.
+
+use super::{
+    SsdError,
+    format::{FooterEntry, RecordHeader, SegmentHeader, Unreadable},
+    io::{AlignedBuffer, Folder, PAGE, ReadBuffer},
+    path::{Health, PathSettings, SsdPath, State, slot_name, slot_of},
+    removals::{self, ReadFailed, Removed},
+    segment::{Segment, SsdCopy},
+};
+use larder_proto::{Generation, ids::NodeId};
+use std::{
+    collections::{HashSet, VecDeque},
+    io,
+    sync::Arc,
+};
+
+/// Why a path cannot be used. Nothing in it was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The folder or a file cannot be read.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// A later Larder wrote it.
+    #[error("{file}: {why}; it is left as it is. Use the newer version, or another folder")]
+    Newer {
+        /// The file.
+        file: String,
+        /// Which format.
+        why: Unreadable,
+    },
+    /// It holds the parts of another node.
+    #[error(
+        "{file} belongs to node {owner}; it is left as it is. Use another folder, or empty this one"
+    )]
+    OfAnotherNode {
+        /// The file.
+        file: String,
+        /// Whose it is.
+        owner: NodeId,
+    },
+    /// Too small to write in turns.
+    #[error(
+        "a capacity of {capacity} bytes holds {slots} segments of {segment_bytes} bytes; at least 4 are needed"
+    )]
+    TooSmall {
+        /// What was given.
+        capacity: u64,
+        /// Bytes of a segment.
+        segment_bytes: u64,
+        /// Segments that fit, beside what is kept for the rest.
+        slots: u32,
+    },
+}
+
+/// What an adoption found, by reason.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "named by what was found")]
+pub struct AdoptionCounts {
+    pub segments: u64,
+    /// Segments without a whole footer: their records were found one by one.
+    pub unsealed_segments: u64,
+    /// Files whose header is damaged: given up, and used again.
+    pub damaged_segments: u64,
+    pub records: u64,
+    /// Records that were removed for good.
+    pub removed_records: u64,
+    /// Records of open segments that did not prove themselves.
+    pub unproved_records: u64,
+}
+
+/// Segments of an earlier life, to be adopted one after the other.
+#[derive(Debug)]
+pub struct Adoption {
+    path: Arc<SsdPath>,
+    /// Newest first.
+    left: VecDeque<Arc<Segment>>,
+    removed: HashSet<Generation>,
+    counts: AdoptionCounts,
+}
+
+/// The header of each slot file, where it can be read.
+struct Slots {
+    found: Vec<(u32, SegmentHeader)>,
+    /// Files without a header that means anything.
+    blank: Vec<u32>,
+    damaged: u64,
+    /// Files of another length, or beyond the capacity.
+    odd: Vec<String>,
+}
+
+impl SsdPath {
+    /// Opens a folder. With `keep` what an earlier life left there is to be adopted; otherwise it is
+    /// given up.
+    ///
+    /// # Errors
+    /// The folder cannot be used; nothing in it was changed.
+    pub async fn open(
+        node: NodeId,
+        folder: Arc<dyn Folder>,
+        settings: PathSettings,
+        keep: bool,
+    ) -> Result<(Arc<Self>, Adoption), OpenError> {
+        let opened = tokio::task::spawn_blocking(move || open(node, folder, settings, keep));
+        opened.await.map_err(io::Error::other)?
+    }
+}
+
+fn open(
+    node: NodeId,
+    folder: Arc<dyn Folder>,
+    settings: PathSettings,
+    keep: bool,
+) -> Result<(Arc<SsdPath>, Adoption), OpenError> {
+    let slots_limit = super::path::slots_of(&settings);
+    if slots_limit < 4 {
+        let PathSettings { capacity, segment_bytes, .. } = settings;
+        return Err(OpenError::TooSmall { capacity, segment_bytes, slots: slots_limit });
+    }
+    let files = folder.list()?;
+    let numbers = files.iter().filter_map(|(name, _)| removals::log_number(name)).collect();
+    let slots = read_headers(node, folder.as_ref(), &files, &settings, slots_limit)?;
+    let removed = removals::read_all(folder.as_ref(), numbers).map_err(|failed| match failed {
+        ReadFailed::Io(error) => OpenError::Io(error),
+        ReadFailed::Format(why) => OpenError::Newer { file: "the removal log".to_owned(), why },
+    })?;
+    // From here on things are changed.
+    for name in &slots.odd {
+        folder.remove(name)?;
+    }
+    begin(node, folder, settings, slots, removed, keep)
+}
+
+fn begin(
+    node: NodeId,
+    folder: Arc<dyn Folder>,
+    settings: PathSettings,
+    slots: Slots,
+    removed: Removed,
+    keep: bool,
+) -> Result<(Arc<SsdPath>, Adoption), OpenError> {
+    let Removed { log, generations, damaged } = removed;
+    if damaged {
+        let path = settings.name.display();
+        tracing::error!(%path, "the removal log is damaged: what the path holds is given up");
+    }
+    let keep = keep && !damaged;
+    let highest = slots.found.iter().map(|(slot, _)| *slot).chain(slots.blank.iter().copied());
+    let mut uses = vec![None; highest.max().map_or(0, |slot| slot as usize + 1)];
+    let mut free = slots.blank.clone();
+    slots.blank.iter().for_each(|slot| uses[*slot as usize] = Some(0));
+    for (slot, header) in &slots.found {
+        uses[*slot as usize] = Some(header.sequence);
+        if !keep {
+            free.push(*slot);
+        }
+    }
+    let state = State {
+        health: Health::Healthy,
+        open: None,
+        prepared: None,
+        sealed: VecDeque::new(),
+        free,
+        last_sequence: uses.iter().flatten().copied().max().unwrap_or(0),
+        uses,
+    };
+    let path = SsdPath::new(node, Arc::clone(&folder), settings, log, state);
+    let mut left = Vec::new();
+    for (slot, header) in slots.found.into_iter().filter(|_| keep) {
+        let file = folder.open(&slot_name(slot))?;
+        let SegmentHeader { nonce, sequence, .. } = header;
+        left.push(Segment::begun(Arc::downgrade(&path), slot, nonce, sequence, file));
+    }
+    left.sort_unstable_by_key(|segment| std::cmp::Reverse(segment.sequence));
+    let counts = AdoptionCounts { damaged_segments: slots.damaged, ..AdoptionCounts::default() };
+    let adoption =
+        Adoption { path: Arc::clone(&path), left: left.into(), removed: generations, counts };
+    Ok((path, adoption))
+}
+
+fn read_headers(
+    node: NodeId,
+    folder: &dyn Folder,
+    files: &[(String, u64)],
+    settings: &PathSettings,
+    slots_limit: u32,
+) -> Result<Slots, OpenError> {
+    let mut slots = Slots { found: Vec::new(), blank: Vec::new(), damaged: 0, odd: Vec::new() };
+    for (name, len) in files {
+        let Some(slot) = slot_of(name) else { continue };
+        let header = match *len < PAGE as u64 {
+            true => Err(Unreadable::Absent("segment header")),
+            false => first_page(folder, name)?,
+        };
+        match header {
+            Err(why @ Unreadable::Newer { .. }) => {
+                return Err(OpenError::Newer { file: name.clone(), why });
+            }
+            Ok(header) if header.node != node => {
+                return Err(OpenError::OfAnotherNode { file: name.clone(), owner: header.node });
+            }
+            _ if *len != settings.segment_bytes || slot >= slots_limit => {
+                slots.odd.push(name.clone());
+            }
+            Ok(header) if header.segment_bytes == *len => slots.found.push((slot, header)),
+            Ok(_) => slots.blank.push(slot),
+            Err(why) => {
+                slots.damaged += u64::from(!matches!(why, Unreadable::Absent(_)));
+                slots.blank.push(slot);
+            }
+        }
+    }
+    Ok(slots)
+}
+
+fn first_page(
+    folder: &dyn Folder,
+    name: &str,
+) -> Result<Result<SegmentHeader, Unreadable>, OpenError> {
+    let into: Box<dyn ReadBuffer> = Box::new(AlignedBuffer::zeroed(PAGE));
+    let mut got = folder.open(name)?.read(0, vec![into]).wait()?;
+    let page = got.pop();
+    Ok(page.map_or(Err(Unreadable::Absent("segment header")), |mut page| {
+        SegmentHeader::decode(page.bytes_mut())
+    }))
+}
+
+impl Adoption {
+    /// Segments that are not read yet.
+    pub fn left(&self) -> usize {
+        self.left.len()
+    }
+
+    /// What was found so far.
+    pub fn counts(&self) -> AdoptionCounts {
+        self.counts
+    }
+
+    /// The records of the next segment; `None` when all were read. A segment that cannot be read is
+    /// counted and given up.
+    ///
+    /// # Errors
+    /// The disk failed, and the path is fenced.
+    pub async fn next(&mut self) -> Option<Result<Vec<(FooterEntry, SsdCopy)>, SsdError>> {
+        let segment = self.left.pop_front()?;
+        Some(self.adopt(segment).await)
+    }
+
+    async fn adopt(
+        &mut self,
+        segment: Arc<Segment>,
+    ) -> Result<Vec<(FooterEntry, SsdCopy)>, SsdError> {
+        self.counts.segments += 1;
+        let entries = match self.path.records(&segment).await {
+            Ok(entries) => {
+                self.path.adopted(&segment);
+                entries
+            }
+            // No whole footer of this use: it was open, or the node ended while it was sealed, or the
+            // footer is damaged. The records speak for themselves.
+            Err(error) if error.is_of_the_copy() => {
+                let entries = self.prove_all(&segment).await?;
+                if entries.is_empty() {
+                    return Ok(Vec::new());
+                }
+                self.counts.unsealed_segments += 1;
+                segment.fill_with(entries.clone());
+                self.path.seal_if_full(&segment).await?;
+                entries
+            }
+            Err(error) => return Err(error),
+        };
+        let total = entries.len() as u64;
+        let alive = entries.into_iter().filter(|entry| !self.removed.contains(&entry.generation));
+        let alive: Vec<_> =
+            alive.map(|entry| (entry.clone(), SsdCopy::of(Arc::clone(&segment), &entry))).collect();
+        self.counts.records += alive.len() as u64;
+        self.counts.removed_records += total - alive.len() as u64;
+        Ok(alive)
+    }
+
+    /// Records of a segment without a footer: those whose header and bytes are whole. A record that was
+    /// not written to its end may lie between others.
+    async fn prove_all(&mut self, segment: &Arc<Segment>) -> Result<Vec<FooterEntry>, SsdError> {
+        const WINDOW: u64 = 256; // Pages of one read.
+        let pages = segment.file.len() / PAGE as u64;
+        let (mut page, mut entries) = (1, Vec::new());
+        let mut window = (0, AlignedBuffer::zeroed(0));
+        while page < pages {
+            let loaded = (window.1.len() / PAGE) as u64;
+            if page < window.0 || page >= window.0 + loaded || window.0 == 0 {
+                let len = usize::try_from(WINDOW.min(pages - page)).unwrap_or(1) * PAGE;
+                let at = page * PAGE as u64;
+                window = (page, self.path.read_pages(&segment.file, at, len).await?);
+            }
+            let from = usize::try_from(page - window.0).unwrap_or(0) * PAGE;
+            if !RecordHeader::may_begin(&window.1[from..]) {
+                page += 1;
+                continue;
+            }
+            match self.prove(segment, page, &window.1[from..from + PAGE]).await? {
+                Some(entry) => {
+                    page += entry.pages();
+                    entries.push(entry);
+                }
+                None => {
+                    self.counts.unproved_records += 1;
+                    page += 1;
+                }
+            }
+        }
+        Ok(entries)
+    }
+
+    async fn prove(
+        &self,
+        segment: &Arc<Segment>,
+        page: u64,
+        front: &[u8],
+    ) -> Result<Option<FooterEntry>, SsdError> {
+        let header_pages = RecordHeader::pages_from_front(front);
+        let left = segment.file.len() / PAGE as u64 - page;
+        if header_pages as u64 > left {
+            return Ok(None);
+        }
+        let at = page * PAGE as u64;
+        let header = self.path.read_pages(&segment.file, at, header_pages * PAGE).await?;
+        let Ok(header) = RecordHeader::decode(&segment.nonce, &header) else { return Ok(None) };
+        let at_page = u32::try_from(page).unwrap_or(u32::MAX);
+        let entry =
+            FooterEntry::of(&header, at_page, u16::try_from(header_pages).unwrap_or(u16::MAX));
+        if entry.pages() > left {
+            return Ok(None);
+        }
+        let len = usize::try_from(header.info.len).unwrap_or(usize::MAX);
+        if len == 0 {
+            return Ok(Some(entry));
+        }
+        let at = at + (header_pages * PAGE) as u64;
+        let payload = self.path.read_pages(&segment.file, at, len.next_multiple_of(PAGE)).await?;
+        Ok(header.info.sums.verify(0, &payload[..len]).is_ok().then_some(entry))
+    }
+}
