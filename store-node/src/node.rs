@@ -167,6 +167,7 @@ impl Node {
 
 impl CommandSink for Node {
     async fn evict(&self, eviction: Eviction) -> Result<Evicted, String> {
-        Ok(self.catalog.remove(&eviction))
+        let mut on_ssd = Vec::new();
+        Ok(self.catalog.remove(&eviction, &mut on_ssd))
     }
 }

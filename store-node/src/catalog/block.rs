@@ -9,12 +9,20 @@
 //!     +------- evict, withdraw, remove ------+
 //! ```
 //!
+//! A stored part has at least one copy: in dram, on an ssd, or both.
+//!
 //! This file is the only place where a part changes state. It takes no lock, allocates no space and
 //! tells nobody: the catalog does that around it.
 
-use crate::{eviction::Unit, inventory::BlockState, tiers::dram::DramCopy};
+use super::children::Children;
+use crate::{
+    eviction::Unit,
+    inventory::BlockState,
+    tiers::{dram::DramCopy, ssd::SsdCopy},
+};
 use larder_proto::{
-    BlockKey, PartNumber, fingerprint::ContentFingerprint, frame::PartInfo, ids::Incarnation,
+    BlockKey, Generation, PartNumber, Tier, TierSet, fingerprint::ContentFingerprint,
+    frame::PartInfo, ids::Incarnation,
 };
 use smallvec::SmallVec;
 use std::{sync::Arc, time::Duration};
@@ -25,7 +33,7 @@ use tokio::time::Instant;
 pub struct WriterId(pub(super) u64);
 
 /// Who publishes parts: a principal, in one of its lives.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Producer {
     /// The principal.
     pub name: String,
@@ -41,11 +49,40 @@ pub(super) struct Writing {
     pub(super) since: Instant,
 }
 
+/// A copy in the arena, and what is known of the part. On an ssd that stands before the bytes.
+#[derive(Debug, Clone)]
+pub(super) struct InDram {
+    pub(super) copy: DramCopy,
+    pub(super) info: Arc<PartInfo>,
+}
+
 /// A visible part.
 #[derive(Debug, Clone)]
 pub(super) struct Stored {
-    pub(super) copy: DramCopy,
-    pub(super) info: Arc<PartInfo>,
+    pub(super) generation: Generation,
+    pub(super) len: u64,
+    /// Who published it first.
+    pub(super) producer: Arc<Producer>,
+    pub(super) dram: Option<InDram>,
+    pub(super) ssd: Option<SsdCopy>,
+    /// It was handed out to be written to an ssd, and may come to be there.
+    pub(super) offered: bool,
+    /// Uses since it was stored, or since it was last written to an ssd.
+    pub(super) uses: u8,
+}
+
+impl Stored {
+    /// Tiers that hold it.
+    pub(super) fn tiers(&self) -> TierSet {
+        let dram = self.dram.as_ref().map_or(TierSet::EMPTY, |_| TierSet::of(Tier::Dram));
+        let ssd = self.ssd.as_ref().map_or(TierSet::EMPTY, |_| TierSet::of(Tier::Ssd));
+        dram.union(ssd)
+    }
+
+    /// Bytes of the arena that it takes.
+    pub(super) fn dram_bytes(&self) -> u64 {
+        self.dram.as_ref().map_or(0, |dram| dram.copy.footprint_bytes())
+    }
 }
 
 #[derive(Debug)]
@@ -69,7 +106,7 @@ pub(super) struct Block {
     pub(super) root: BlockKey,
     pub(super) parent: Option<BlockKey>,
     /// Blocks on this node, with stored parts, whose parent this is.
-    pub(super) children: u32,
+    pub(super) children: Children,
     /// The policy let go of it because it has children; it goes back when the last one goes.
     pub(super) parked: bool,
     /// What the policy knows it by, from its first stored part on.
@@ -94,7 +131,7 @@ impl Block {
             content,
             root,
             parent,
-            children: 0,
+            children: Children::default(),
             parked: false,
             unit: None,
             announced: None,
@@ -122,6 +159,33 @@ impl Block {
         }
     }
 
+    /// The stored part, to change its copies.
+    pub(super) fn stored_mut(&mut self, part: PartNumber) -> Option<&mut Stored> {
+        let at = self.position(part)?;
+        match &mut self.parts[at].1 {
+            PartState::Stored(stored) => Some(stored),
+            PartState::Writing(_) => None,
+        }
+    }
+
+    /// All stored parts, to change their copies.
+    pub(super) fn all_stored_mut(&mut self) -> impl Iterator<Item = &mut Stored> {
+        self.parts.iter_mut().filter_map(|(_, state)| match state {
+            PartState::Stored(stored) => Some(stored),
+            PartState::Writing(_) => None,
+        })
+    }
+
+    /// Whether any part is stored.
+    pub(super) fn is_stored(&self) -> bool {
+        self.all_stored().next().is_some()
+    }
+
+    /// Tiers that hold parts of it.
+    pub(super) fn tiers(&self) -> TierSet {
+        self.all_stored().fold(TierSet::EMPTY, |tiers, (_, stored)| tiers.union(stored.tiers()))
+    }
+
     /// All stored parts.
     pub(super) fn all_stored(&self) -> impl Iterator<Item = (PartNumber, &Stored)> {
         self.parts.iter().filter_map(|(number, state)| match state {
@@ -145,6 +209,15 @@ impl Block {
     pub(super) fn reserve(&mut self, part: PartNumber, writing: Writing) {
         assert!(self.position(part).is_none(), "part {} is occupied", part.0);
         self.parts.push((part, PartState::Writing(writing)));
+    }
+
+    /// `(nothing) -> Stored`, for a copy that an earlier life left.
+    ///
+    /// # Panics
+    /// When the name is occupied: the catalog asks first, under the same lock.
+    pub(super) fn adopt(&mut self, part: PartNumber, stored: Stored) {
+        assert!(self.position(part).is_none(), "part {} is occupied", part.0);
+        self.parts.push((part, PartState::Stored(stored)));
     }
 
     /// `Writing -> Stored`, if `writer` is still the one.
@@ -180,17 +253,19 @@ impl Block {
         Some(stored)
     }
 
-    /// Whether somebody reads a stored part or writes another.
+    /// Whether somebody reads a part in the arena or writes another.
     pub(super) fn is_in_use(&self) -> bool {
         self.parts.iter().any(|(_, state)| match state {
             PartState::Writing(_) => true,
-            PartState::Stored(stored) => stored.copy.is_shared(),
+            PartState::Stored(stored) => {
+                stored.dram.as_ref().is_some_and(|dram| dram.copy.is_shared())
+            }
         })
     }
 
     /// Whether nothing is left to remember.
     pub(super) fn is_empty(&self) -> bool {
-        self.parts.is_empty() && self.children == 0
+        self.parts.is_empty() && self.children.is_empty()
     }
 }
 

@@ -1,6 +1,6 @@
 //! What the inventory stream reads of the catalog.
 
-use super::{BlockId, Catalog, PartRead, Producer};
+use super::{BlockId, Catalog, InDram, PartRead, Producer};
 use crate::inventory::{BlockState, Inventory, Vitals};
 use larder_proto::{BlockKey, PartName, PartNumber, event::Shard};
 use std::{sync::Arc, time::Duration};
@@ -59,16 +59,16 @@ impl Catalog {
         block.is_some_and(|block| parts.iter().all(|part| block.stored(*part).is_some()))
     }
 
-    /// Every stored part with its bytes, shard by shard: for scrubbing and for audits.
+    /// Every part in the arena with its bytes, shard by shard: for scrubbing and for audits.
     pub fn for_each_part(&self, mut visit: impl FnMut(PartName, PartRead)) {
         for shard in &self.shards {
             let parts: Vec<(PartName, PartRead)> = {
                 let shard = shard.lock();
                 let of_block = |(id, block): (&BlockId, &super::Block)| {
                     let id = *id;
-                    let reads = block.all_stored().map(move |(part, stored)| {
-                        let info = Arc::clone(&stored.info);
-                        (id.part(part), PartRead { copy: stored.copy.clone(), info })
+                    let reads = block.all_stored().filter_map(move |(part, stored)| {
+                        let InDram { copy, info } = stored.dram.clone()?;
+                        Some((id.part(part), PartRead { copy, info }))
                     });
                     reads.collect::<Vec<_>>()
                 };

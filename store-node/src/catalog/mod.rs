@@ -13,13 +13,16 @@
 //! - Lock order: policy, then one shard. Two shards are never locked together.
 
 mod block;
+mod children;
 mod inventory;
 mod put;
 mod room;
+mod tiers;
 
 pub use block::{Producer, WriterId};
 pub use put::{Admission, CommitError, Put};
 pub use room::Watermarks;
+pub use tiers::{Admit, Audit, Offer};
 
 use crate::{
     eviction::{Policy, Unit, UseClock},
@@ -28,11 +31,14 @@ use crate::{
         command::{Evicted, Eviction},
         log::Loss,
     },
-    tiers::dram::{Arena, DramCopy},
+    tiers::{
+        dram::{Arena, DramCopy},
+        ssd::SsdCopy,
+    },
 };
-use block::{Block, Occupied, Stored};
+use block::{Block, InDram, Occupied, Stored};
 use larder_proto::{
-    BlockKey, Generation, LayoutFingerprint, ModelVersion, PartName, PartNumber, Tier, TierSet,
+    BlockKey, Generation, LayoutFingerprint, ModelVersion, PartName, PartNumber, TierSet,
     event::{PartSet, PartSetDef, SHARDS, Shard},
     frame::PartInfo,
     ids::{Incarnation, TenantId},
@@ -79,6 +85,15 @@ impl BlockId {
     }
 }
 
+/// Where a part was found.
+#[derive(Debug, Clone)]
+pub enum Found {
+    /// In the arena, for reading.
+    Here(PartRead),
+    /// On an ssd alone: it has to be brought up first.
+    OnSsd(SsdCopy),
+}
+
 /// A part that is being read: its bytes stay in place until this is dropped.
 #[derive(Debug, Clone)]
 pub struct PartRead {
@@ -114,6 +129,22 @@ impl PartRead {
     }
 }
 
+/// A copy on an ssd that was removed by command: it must not come back.
+#[derive(Debug, Clone)]
+pub struct OnSsd {
+    /// Which stored copy.
+    pub generation: Generation,
+    /// Where it is; `None` when it was being written at that moment.
+    pub copy: Option<SsdCopy>,
+}
+
+impl OnSsd {
+    fn of(stored: Stored) -> Option<Self> {
+        let Stored { generation, ssd, offered, .. } = stored;
+        (ssd.is_some() || offered).then_some(Self { generation, copy: ssd })
+    }
+}
+
 /// Counts since the start of the node.
 #[derive(Debug, Default)]
 #[expect(missing_docs, reason = "the names are those of the metrics they feed, documented there")]
@@ -123,6 +154,10 @@ pub struct Counters {
     pub late_commits: AtomicU64,
     pub evicted_blocks: AtomicU64,
     pub evicted_bytes: AtomicU64,
+    pub demoted_blocks: AtomicU64,
+    pub demoted_bytes: AtomicU64,
+    pub promoted_parts: AtomicU64,
+    pub descendants_dropped: AtomicU64,
     pub damaged_parts: AtomicU64,
     pub refused_full: AtomicU64,
     pub unannounced_blocks: AtomicU64,
@@ -143,6 +178,7 @@ pub struct Catalog {
     blocks: AtomicU64,
     draining: AtomicBool,
     counters: Counters,
+    offers: tiers::Offers,
 }
 
 impl std::fmt::Debug for Catalog {
@@ -175,6 +211,7 @@ impl Catalog {
             blocks: AtomicU64::new(0),
             draining: AtomicBool::new(false),
             counters: Counters::default(),
+            offers: tiers::Offers::default(),
         })
     }
 
@@ -219,44 +256,56 @@ impl Catalog {
     }
 
     /// A part for reading, which counts as a use. `None` is a miss.
-    pub fn read(&self, name: &PartName) -> Option<PartRead> {
+    pub fn find(&self, name: &PartName) -> Option<Found> {
         let id = BlockId::of(name);
-        let shard = self.shard(&id);
-        let block = shard.get(&id)?;
-        let stored = block.stored(name.part.part)?;
+        let mut shard = self.shard(&id);
+        let block = shard.get_mut(&id)?;
         if let Some(unit) = &block.unit {
             unit.touch(&self.clock);
         }
-        Some(PartRead { copy: stored.copy.clone(), info: Arc::clone(&stored.info) })
+        let stored = block.stored_mut(name.part.part)?;
+        stored.uses = stored.uses.saturating_add(1);
+        self.offer_used(name, stored);
+        match (&stored.dram, &stored.ssd) {
+            (Some(InDram { copy, info }), _) => {
+                Some(Found::Here(PartRead { copy: copy.clone(), info: Arc::clone(info) }))
+            }
+            (None, Some(copy)) => Some(Found::OnSsd(copy.clone())),
+            (None, None) => None,
+        }
+    }
+
+    /// A part that lies in the arena, for reading. Counts as a use.
+    pub fn read(&self, name: &PartName) -> Option<PartRead> {
+        match self.find(name)? {
+            Found::Here(read) => Some(read),
+            Found::OnSsd(_) => None,
+        }
     }
 
     /// Tiers that hold a part. An existence check renews nothing (F27).
     pub fn tiers(&self, name: &PartName) -> TierSet {
         let id = BlockId::of(name);
         let shard = self.shard(&id);
-        match shard.get(&id).and_then(|block| block.stored(name.part.part)) {
-            Some(_) => TierSet::of(Tier::Dram),
-            None => TierSet::EMPTY,
-        }
+        let stored = shard.get(&id).and_then(|block| block.stored(name.part.part));
+        stored.map_or(TierSet::EMPTY, Stored::tiers)
     }
 
-    /// Withdraws a damaged copy, if it is still the one of `generation`: it is gone before the miss that
-    /// follows is answered, so a recompute can replace it (P1).
+    /// Withdraws a damaged copy from the arena, if it is still the one of `generation`: it is gone before
+    /// the miss that follows is answered, so a recompute can replace it (P1). A copy on an ssd stays: it is
+    /// verified whenever it is read.
     pub fn withdraw_damaged(&self, name: &PartName, generation: Generation) -> bool {
-        let (id, part) = (BlockId::of(name), name.part.part);
-        let taken = self.take(&id, Loss::Damaged, |block| {
-            match block.stored(part).is_some_and(|s| s.info.generation == generation) {
-                true => vec![part],
-                false => Vec::new(),
-            }
-        });
-        self.counters.damaged_parts.fetch_add(taken.blocks, Ordering::Relaxed);
-        taken.blocks > 0
+        let is_it = |stored: &Stored| stored.generation == generation && stored.dram.is_some();
+        let withdrawn = self.drop_copy(name, Loss::Damaged, is_it, |stored| stored.dram = None);
+        self.counters.damaged_parts.fetch_add(u64::from(withdrawn), Ordering::Relaxed);
+        withdrawn
     }
 
     /// Removes what the filter selects. Parts that are being read are removed too; their bytes stay
     /// until the readers are done.
-    pub fn remove(&self, filter: &Eviction) -> Evicted {
+    ///
+    /// Copies on ssds are named in `on_ssd`: the removal is to be made durable before it is acknowledged.
+    pub fn remove(&self, filter: &Eviction, on_ssd: &mut Vec<OnSsd>) -> Evicted {
         let mut total = Evicted::default();
         let shards: Vec<usize> = match filter.keys.as_slice() {
             [] => (0..SHARDS).collect(),
@@ -270,7 +319,7 @@ impl Catalog {
             for id in selected {
                 let removal = match filter.dry_run {
                     true => self.weigh(&id, filter),
-                    false => self.take(&id, Loss::Removed, |block| filter.chosen(block)),
+                    false => self.take(&id, Loss::Removed, |block| filter.chosen(block), on_ssd),
                 };
                 total.blocks += removal.blocks;
                 total.bytes += removal.bytes;
@@ -284,7 +333,7 @@ impl Catalog {
         let shard = self.shard(id);
         let block = shard.get(id);
         let chosen = block.into_iter().flat_map(Block::all_stored);
-        let lens = chosen.filter(|(_, s)| filter.selects_part(s)).map(|(_, s)| s.info.len);
+        let lens = chosen.filter(|(_, s)| filter.selects_part(s)).map(|(_, s)| s.len);
         let bytes = lens.sum();
         Evicted { blocks: u64::from(bytes > 0), bytes }
     }
@@ -292,7 +341,7 @@ impl Catalog {
     /// Says, with a number, that a block that was asked for is not here (P5).
     pub fn announce_absent(&self, id: &BlockId, model: ModelVersion) {
         let shard = self.shard(id);
-        let held = shard.get(id).is_some_and(|block| block.all_stored().next().is_some());
+        let held = shard.get(id).is_some_and(Block::is_stored);
         if !held && let Ok(space) = self.log.sets().space(id.tenant, model) {
             self.log.append(Change::absent(id.key, space));
         }
@@ -305,6 +354,7 @@ impl Catalog {
         id: &BlockId,
         loss: Loss,
         choose: impl FnOnce(&Block) -> Vec<PartNumber>,
+        on_ssd: &mut Vec<OnSsd>,
     ) -> Evicted {
         let (removal, orphaned_parent) = {
             let mut shard = self.shard(id);
@@ -315,14 +365,46 @@ impl Catalog {
             self.parts.fetch_sub(taken.len() as u64, Ordering::Relaxed);
             let removal = Evicted {
                 blocks: u64::from(!taken.is_empty()),
-                bytes: taken.iter().map(|stored| stored.info.len).sum(),
+                bytes: taken.iter().map(|stored| stored.len).sum(),
             };
+            on_ssd.extend(taken.into_iter().filter_map(OnSsd::of));
             (removal, self.settle(&mut shard, id, loss))
         };
-        if let Some(unit) = orphaned_parent.and_then(|parent| self.child_left(&parent)) {
+        self.let_go(id, orphaned_parent);
+        removal
+    }
+
+    /// A parent lost this child: if it was parked for it alone, it may be evicted again.
+    fn let_go(&self, child: &BlockId, orphaned_parent: Option<BlockId>) {
+        if let Some(unit) = orphaned_parent.and_then(|parent| self.child_left(&parent, child)) {
             self.policy.lock().admit(unit);
         }
-        removal
+    }
+
+    /// Drops one copy of a part, if it is the one meant, and the part with its last copy. Whether it was.
+    fn drop_copy(
+        &self,
+        name: &PartName,
+        loss: Loss,
+        is_it: impl FnOnce(&Stored) -> bool,
+        drop_it: impl FnOnce(&mut Stored),
+    ) -> bool {
+        let (id, part) = (BlockId::of(name), name.part.part);
+        let orphaned_parent = {
+            let mut shard = self.shard(&id);
+            let Some(block) = shard.get_mut(&id) else { return false };
+            let Some(stored) = block.stored_mut(part).filter(|stored| is_it(stored)) else {
+                return false;
+            };
+            drop_it(stored);
+            if stored.tiers().is_empty() {
+                block.take_stored(part);
+                self.parts.fetch_sub(1, Ordering::Relaxed);
+            }
+            self.settle(&mut shard, &id, loss)
+        };
+        self.let_go(&id, orphaned_parent);
+        true
     }
 
     /// After parts were added to or taken from a block: announces what the node now holds of it. Returns
@@ -336,7 +418,7 @@ impl Catalog {
         let block = shard.get_mut(id)?;
         self.announce(id, block, loss);
         let mut lost_by = None;
-        if block.all_stored().next().is_none() && block.unit.take().is_some() {
+        if !block.is_stored() && block.unit.take().is_some() {
             block.parked = false;
             self.blocks.fetch_sub(1, Ordering::Relaxed);
             lost_by = block.parent.map(|key| BlockId { key, ..*id });
@@ -364,7 +446,7 @@ impl Catalog {
     fn state_of(&self, id: &BlockId, block: &Block, parts: PartSet) -> Option<BlockState> {
         let model = ModelVersion { content: block.content, layout: id.layout };
         let set = self.log.sets().intern(&PartSetDef { tenant: id.tenant, model, parts });
-        let tiers = TierSet::of(Tier::Dram);
+        let tiers = block.tiers();
         match set {
             Ok(set) => Some(BlockState { set, tiers }),
             Err(full) => {
@@ -378,20 +460,21 @@ impl Catalog {
     }
 
     /// Notes that a block with this parent is here now.
-    fn child_came(&self, parent: &BlockId, child: &Block) {
+    fn child_came(&self, parent: &BlockId, child: &BlockId, of_child: &Block) {
         let mut shard = self.shard(parent);
-        let block =
-            shard.entry(*parent).or_insert_with(|| Block::empty(child.content, child.root, None));
-        block.children += 1;
+        let block = shard
+            .entry(*parent)
+            .or_insert_with(|| Block::empty(of_child.content, of_child.root, None));
+        block.children.insert(child.key);
     }
 
     /// Notes that a block with this parent is gone. A parent that was parked for its children and has
     /// none left comes back: the caller admits it to the policy, whose lock may not be taken here.
-    fn child_left(&self, parent: &BlockId) -> Option<Arc<Unit>> {
+    fn child_left(&self, parent: &BlockId, child: &BlockId) -> Option<Arc<Unit>> {
         let mut shard = self.shard(parent);
         let block = shard.get_mut(parent)?;
-        block.children = block.children.saturating_sub(1);
-        if block.children > 0 {
+        block.children.remove(&child.key);
+        if !block.children.is_empty() {
             return None;
         }
         let parked = std::mem::take(&mut block.parked);
@@ -423,8 +506,7 @@ impl Eviction {
     }
 
     fn selects_part(&self, stored: &Stored) -> bool {
-        let producer = stored.info.origin.producer.as_str();
-        self.producer.as_ref().is_none_or(|wanted| wanted == producer)
+        self.producer.as_ref().is_none_or(|wanted| *wanted == stored.producer.name)
     }
 }
 

@@ -6,7 +6,7 @@
 
 use super::{
     BlockId, Catalog, Loss, Occupied, PartRead, Producer, Stored, WriterId,
-    block::{self, Block, Writing},
+    block::{self, Block, InDram, Writing},
 };
 use crate::{eviction::Unit, tiers::dram::WritableExtent};
 use larder_proto::{
@@ -72,6 +72,7 @@ const ANCESTORS: usize = 1 << 20;
 pub(super) struct Provenance {
     origin: Origin,
     codec: larder_proto::frame::Codec,
+    producer: Arc<Producer>,
 }
 
 /// A part that is being written, by one writer. Dropping it aborts the put.
@@ -112,14 +113,14 @@ impl Catalog {
             let block =
                 shard.entry(id).or_insert_with(|| Block::empty(put.content, put.root, put.parent));
             match block.occupied(name.part.part) {
-                Some(Occupied::Stored(stored)) => return Admission::Exists(stored.info.generation),
+                Some(Occupied::Stored(stored)) => return Admission::Exists(stored.generation),
                 Some(Occupied::Writing(writing)) => {
                     let producer = Arc::clone(&writing.producer);
                     return Admission::InProgress { producer, since: writing.age(now) };
                 }
                 None => {}
             }
-            if block.all_stored().next().is_none() && block.all_writing().next().is_none() {
+            if !block.is_stored() && block.all_writing().next().is_none() {
                 // The entry may have been made by a child, who knows nothing of its parent's parent.
                 (block.content, block.root, block.parent) = (put.content, put.root, put.parent);
             }
@@ -139,7 +140,7 @@ impl Catalog {
             catalog: Arc::clone(self),
             name,
             writer,
-            provenance: Provenance { origin, codec: put.codec },
+            provenance: Provenance { origin, codec: put.codec, producer: Arc::clone(producer) },
             len: usize::try_from(put.len).unwrap_or(usize::MAX),
             filled: 0,
             sums: Some(RunningSums::new(put.chunk_len)),
@@ -213,11 +214,11 @@ impl Put {
         let catalog = Arc::clone(&self.catalog);
         let counter = catalog.last_generation.fetch_add(1, Ordering::Relaxed) + 1;
         let generation = Generation { incarnation: catalog.incarnation, counter };
-        let Provenance { origin, codec } = self.provenance.clone();
+        let Provenance { origin, codec, producer } = self.provenance.clone();
         let info = PartInfo { generation, len: self.len as u64, codec, sums, origin };
-        let stored = Stored { copy: extent.freeze(), info: Arc::new(info) };
-        let read = PartRead { copy: stored.copy.clone(), info: Arc::clone(&stored.info) };
-        catalog.publish(&self.name, self.writer, stored)?;
+        let (copy, info) = (extent.freeze(), Arc::new(info));
+        let read = PartRead { copy: copy.clone(), info: Arc::clone(&info) };
+        catalog.publish(&self.name, self.writer, InDram { copy, info }, producer)?;
         catalog.counters.commits.fetch_add(1, Ordering::Relaxed);
         Ok(read)
     }
@@ -246,26 +247,36 @@ impl Catalog {
         &self,
         name: &PartName,
         writer: WriterId,
-        stored: Stored,
+        dram: InDram,
+        producer: Arc<Producer>,
     ) -> Result<(), CommitError> {
         let id = BlockId::of(name);
-        let bytes = stored.copy.footprint_bytes();
+        let bytes = dram.copy.footprint_bytes();
         // The parent learns of its child before the child is visible, so that it cannot be evicted
         // between the two; a commit that fails takes the child back.
-        let parent = stored.info.origin.parent.map(|key| BlockId { key, ..id });
+        let parent = dram.info.origin.parent.map(|key| BlockId { key, ..id });
         let parent = parent.filter(|parent| *parent != id);
         if let Some(parent) = &parent {
-            let origin = &stored.info.origin;
-            self.child_came(parent, &Block::empty(origin.content, origin.root, None));
+            let origin = &dram.info.origin;
+            self.child_came(parent, &id, &Block::empty(origin.content, origin.root, None));
             // Asked after the parent knows of this child: of two commits that would close a ring
             // together, at least one sees the other.
             if self.closes_ring(&id, Some(parent)) {
-                if let Some(unit) = self.child_left(parent) {
+                if let Some(unit) = self.child_left(parent, &id) {
                     self.admit(unit);
                 }
                 return Err(CommitError::Ring);
             }
         }
+        let stored = Stored {
+            generation: dram.info.generation,
+            len: dram.info.len,
+            producer,
+            dram: Some(dram),
+            ssd: None,
+            offered: false,
+            uses: 0,
+        };
         let mut first_of_block = None;
         let committed = {
             let mut shard = self.shard(&id);
@@ -285,6 +296,9 @@ impl Catalog {
                             block.parent = parent.map(|parent| parent.key);
                         }
                         self.announce(&id, block, Loss::Removed);
+                        if let Some(stored) = block.stored_mut(name.part.part) {
+                            self.offer_new(name, stored);
+                        }
                         Ok(())
                     }
                 },
@@ -296,7 +310,7 @@ impl Catalog {
         }
         if !is_first && let Some(parent) = &parent {
             // Either the commit failed, or the block was counted with its first part.
-            let released = self.child_left(parent);
+            let released = self.child_left(parent, &id);
             if let Some(unit) = released {
                 self.policy.lock().admit(unit);
             }
@@ -310,7 +324,7 @@ impl Catalog {
     /// Whether the parents of a block, as far as they are known here, lead back to it. Only a block that
     /// has children already can close a ring, so chains that are put in order are not walked.
     fn closes_ring(&self, id: &BlockId, parent: Option<&BlockId>) -> bool {
-        if self.shard(id).get(id).is_none_or(|block| block.children == 0) {
+        if self.shard(id).get(id).is_none_or(|block| block.children.is_empty()) {
             return false;
         }
         let mut at = parent.copied();

@@ -5,6 +5,7 @@ use crate::{
     eviction::{Unit, Verdict},
     tiers::dram::WritableExtent,
 };
+use larder_proto::Tier;
 use std::sync::{Arc, atomic::Ordering};
 
 /// Shares of the arena's capacity at which eviction starts and stops.
@@ -71,24 +72,39 @@ impl Catalog {
             if block.is_in_use() {
                 return Verdict::InUse;
             }
-            if block.children > 0 {
+            if !block.tiers().has(Tier::Dram) {
+                return Verdict::Gone; // It left the arena by another way.
+            }
+            let bytes: u64 = block.all_stored().map(|(_, stored)| stored.dram_bytes()).sum();
+            if block.all_stored().all(|(_, stored)| stored.ssd.is_some()) {
+                // It stays here, so its descendants do not matter.
+                block.all_stored_mut().for_each(|stored| stored.dram = None);
+                if let Some(unit) = &block.unit {
+                    unit.bytes.store(0, Ordering::Relaxed);
+                }
+                self.announce(id, block, Loss::Evicted);
+                self.counters.demoted_blocks.fetch_add(1, Ordering::Relaxed);
+                self.counters.demoted_bytes.fetch_add(bytes, Ordering::Relaxed);
+                return Verdict::Evicted(None);
+            }
+            if !block.children.is_empty() {
                 block.parked = true;
                 return Verdict::Parked;
             }
             let parts: Vec<_> = block.all_stored().map(|(part, _)| part).collect();
             self.parts.fetch_sub(parts.len() as u64, Ordering::Relaxed);
-            let gone = parts.into_iter().filter_map(|part| block.take_stored(part));
-            let bytes: u64 = gone.map(|stored| stored.copy.footprint_bytes()).sum();
+            parts.into_iter().for_each(|part| _ = block.take_stored(part));
             self.counters.evicted_blocks.fetch_add(1, Ordering::Relaxed);
             self.counters.evicted_bytes.fetch_add(bytes, Ordering::Relaxed);
             self.settle(&mut shard, id, Loss::Evicted)
         };
-        Verdict::Evicted(parent.and_then(|parent| self.child_left(&parent)))
+        Verdict::Evicted(parent.and_then(|parent| self.child_left(&parent, id)))
     }
 
     fn is_current(&self, unit: &Unit) -> bool {
         let shard = self.shard(&unit.id);
-        let current = shard.get(&unit.id).and_then(|block| block.unit.as_ref());
+        let block = shard.get(&unit.id).filter(|block| block.tiers().has(Tier::Dram));
+        let current = block.and_then(|block| block.unit.as_ref());
         current.is_some_and(|current| std::ptr::eq(&raw const **current, unit))
     }
 
@@ -98,7 +114,7 @@ impl Catalog {
             let shard = shard.lock();
             let idle = shard.values().filter(|block: &&super::Block| !block.is_in_use());
             idle.flat_map(|block| block.all_stored())
-                .map(|(_, stored)| stored.copy.footprint_bytes())
+                .map(|(_, stored)| stored.dram_bytes())
                 .sum::<u64>()
         };
         self.shards.iter().map(of_shard).sum()

@@ -5,7 +5,7 @@ use crate::{
 };
 use larder_client::memory::PAGE;
 use larder_proto::{
-    ContentFingerprint,
+    ContentFingerprint, Tier,
     checksum::ChunkSums,
     event::RecordKind,
     frame::{Codec, Reserve},
@@ -225,16 +225,16 @@ fn a_removal_takes_what_its_filter_says_and_a_dry_run_nothing() {
         dry_run: true,
     };
     let two = Evicted { blocks: 2, bytes: 2 * 4096 };
-    assert_eq!(catalog.remove(&filter), two);
+    assert_eq!(catalog.remove(&filter, &mut Vec::new()), two);
     assert_eq!(catalog.part_count(), 4);
     filter.dry_run = false;
-    assert_eq!(catalog.remove(&filter), two);
+    assert_eq!(catalog.remove(&filter, &mut Vec::new()), two);
     assert_eq!((catalog.part_count(), catalog.block_count()), (2, 2));
     let other = Eviction { producer: Some("engine-b".into()), keys: Vec::new(), ..filter.clone() };
-    assert_eq!(catalog.remove(&other), Evicted::default());
+    assert_eq!(catalog.remove(&other, &mut Vec::new()), Evicted::default());
     let of_other_tenant =
         Eviction { tenant: "t2".parse::<TenantName>().unwrap().id(), keys: Vec::new(), ..filter };
-    assert_eq!(catalog.remove(&of_other_tenant), Evicted::default());
+    assert_eq!(catalog.remove(&of_other_tenant, &mut Vec::new()), Evicted::default());
 }
 
 #[test]
@@ -293,7 +293,7 @@ proptest! {
                         producer: None,
                         dry_run: false,
                     };
-                    catalog.remove(&filter);
+                    catalog.remove(&filter, &mut Vec::new());
                 }
                 Op::Abort(n) => drop(reserve(&catalog, n, None, PAGE)),
             }

@@ -18,8 +18,8 @@ use larder_proto::{
     checksum::CHUNKS_LIMIT,
     fingerprint::ContentFingerprint,
     frame::PartInfo,
-    ids::NodeId,
-    wire::{DecodeError, Reader, Wire},
+    ids::{Incarnation, NodeId},
+    wire::{DecodeError, Reader, ShortText, Wire},
 };
 
 /// The version of this format. A higher one on disk is refused, and nothing is touched.
@@ -216,6 +216,10 @@ pub struct FooterEntry {
     pub header_pages: u16,
     /// Bytes of its payload.
     pub len: u64,
+    /// Who published it first.
+    pub producer: ShortText<128>,
+    /// In which of its lives.
+    pub producer_incarnation: Incarnation,
 }
 
 impl FooterEntry {
@@ -231,6 +235,8 @@ impl FooterEntry {
             page,
             header_pages,
             len: info.len,
+            producer: info.origin.producer.clone(),
+            producer_incarnation: info.origin.producer_incarnation,
         }
     }
 
@@ -248,6 +254,8 @@ impl Wire for FooterEntry {
         + 1
         + 4
         + 2
+        + 8
+        + 2
         + 8;
 
     fn put(&self, out: &mut Vec<u8>) {
@@ -259,6 +267,8 @@ impl Wire for FooterEntry {
         self.page.put(out);
         self.header_pages.put(out);
         self.len.put(out);
+        self.producer.put(out);
+        self.producer_incarnation.put(out);
     }
 
     fn take(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
@@ -271,12 +281,14 @@ impl Wire for FooterEntry {
             page: Wire::take(from)?,
             header_pages: Wire::take(from)?,
             len: Wire::take(from)?,
+            producer: Wire::take(from)?,
+            producer_incarnation: Wire::take(from)?,
         })
     }
 }
 
 /// The longest form of an entry.
-const ENTRY_BYTES: u64 = FooterEntry::MIN_LEN as u64 + BlockKey::MIN_LEN as u64;
+const ENTRY_BYTES: u64 = (FooterEntry::MIN_LEN + BlockKey::MIN_LEN + 128) as u64;
 
 /// Pages that footer and trailer of `records` records take.
 pub fn closing_pages(records: u64) -> u64 {
@@ -414,9 +426,8 @@ pub(super) mod tests {
         LayoutFingerprint, PartNumber,
         checksum::ChunkSums,
         frame::{Codec, Origin},
-        ids::{Incarnation, TenantName},
+        ids::TenantName,
         part::PartRef,
-        wire::ShortText,
     };
     use proptest::prelude::*;
 
