@@ -80,10 +80,12 @@ pub async fn run(config: NodeConfig, context: Context) -> Result<(), TaskError> 
         capacity_bytes: catalog.arena().capacity_bytes(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
     };
+    let tiering = None;
     let node = Node::new(
         id,
         config.limits(),
         Arc::clone(&catalog),
+        tiering,
         Masters::new(&config.masters)?,
         Peers::new(peer_identity(id, incarnation)),
     );

@@ -1,11 +1,12 @@
 //! The node: what all of its connections, sessions and tasks share.
 
 use crate::{
-    catalog::{Catalog, PartRead},
+    catalog::{Catalog, Found, PartRead},
     inventory::command::{CommandSink, Evicted, Eviction},
     metrics,
     models::Models,
     pull::Turns,
+    tiering::{LoadError, Tiering},
     transfer::{Leases, Limits, Process, Reader},
 };
 use ::metrics::Counter;
@@ -37,6 +38,7 @@ pub struct Node {
     received: Counter,
     leased: Counter,
     catalog: Arc<Catalog>,
+    tiering: Option<Arc<Tiering>>,
     leases: Arc<Leases>,
     pub(crate) masters: Masters,
     pub(crate) peers: Peers,
@@ -58,11 +60,12 @@ impl std::fmt::Debug for Node {
 }
 
 impl Node {
-    /// A node over its catalog, that asks these masters and peers.
+    /// A node over its catalog and ssds, if it has any, that asks these masters and peers.
     pub fn new(
         id: NodeId,
         limits: Limits,
         catalog: Arc<Catalog>,
+        tiering: Option<Arc<Tiering>>,
         masters: Masters,
         peers: Peers,
     ) -> Arc<Self> {
@@ -73,6 +76,7 @@ impl Node {
             received: metrics::transfer_bytes(metrics::Direction::In),
             leased: metrics::leases_granted(),
             catalog,
+            tiering,
             leases: Arc::default(),
             masters,
             peers,
@@ -94,6 +98,35 @@ impl Node {
     /// What it holds.
     pub fn catalog(&self) -> &Arc<Catalog> {
         &self.catalog
+    }
+
+    /// Its ssd tier, if it has one.
+    pub fn tiering(&self) -> Option<&Arc<Tiering>> {
+        self.tiering.as_ref()
+    }
+
+    /// A part of this node, brought up from an ssd if it has to be. `None` is a miss. The caller has
+    /// counted the use, and holds the part's turn.
+    pub(crate) async fn bring_up(&self, name: &PartName) -> Option<PartRead> {
+        let copy = match self.catalog.peek(name)? {
+            Found::Here(read) => return Some(read),
+            Found::OnSsd(copy) => copy,
+        };
+        match self.tiering.as_ref()?.load(name, &copy).await {
+            Ok(read) => Some(read),
+            Err(error @ LoadError::NoRoom(_)) => {
+                tracing::debug!(%error, part = %name, "bring up");
+                None
+            }
+            Err(LoadError::Ssd(_)) => None, // Said where it happened.
+        }
+    }
+
+    /// The same, one reader of a part at a time: those who come later find it where the first one put it.
+    pub(crate) async fn bring_up_in_turn(&self, name: &PartName) -> Option<PartRead> {
+        let turn = self.turns.of(name);
+        let _turn = turn.lock().await;
+        self.bring_up(name).await
     }
 
     /// Bounds of its serving side.
@@ -167,7 +200,14 @@ impl Node {
 
 impl CommandSink for Node {
     async fn evict(&self, eviction: Eviction) -> Result<Evicted, String> {
+        if let Some(tiering) = &self.tiering {
+            tiering.adopted().await; // Only what is known can be selected.
+        }
         let mut on_ssd = Vec::new();
-        Ok(self.catalog.remove(&eviction, &mut on_ssd))
+        let evicted = self.catalog.remove(&eviction, &mut on_ssd);
+        if let Some(tiering) = &self.tiering {
+            tiering.forget(on_ssd).await;
+        }
+        Ok(evicted)
     }
 }

@@ -56,7 +56,7 @@ impl Node {
         // One pull of a part at a time; those who come later find it here.
         let turn = self.turns.of(&wanted.name);
         let _turn = turn.lock().await;
-        if let Some(read) = self.catalog().read(&wanted.name) {
+        if let Some(read) = self.bring_up(&wanted.name).await {
             metrics::pulls(Pulled::Joined).increment(1);
             return Ok((read, self.id()));
         }
@@ -184,7 +184,7 @@ pub(crate) struct Turns {
 }
 
 impl Turns {
-    fn of(&self, name: &PartName) -> Arc<TurnLock<()>> {
+    pub(crate) fn of(&self, name: &PartName) -> Arc<TurnLock<()>> {
         let mut locks = self.locks.lock();
         if locks.len() > 64 && locks.len().is_power_of_two() {
             locks.retain(|_, lock| lock.strong_count() > 0);

@@ -94,6 +94,18 @@ pub enum Found {
     OnSsd(SsdCopy),
 }
 
+impl Found {
+    fn of(stored: &Stored) -> Option<Self> {
+        match (&stored.dram, &stored.ssd) {
+            (Some(InDram { copy, info }), _) => {
+                Some(Self::Here(PartRead { copy: copy.clone(), info: Arc::clone(info) }))
+            }
+            (None, Some(copy)) => Some(Self::OnSsd(copy.clone())),
+            (None, None) => None,
+        }
+    }
+}
+
 /// A part that is being read: its bytes stay in place until this is dropped.
 #[derive(Debug, Clone)]
 pub struct PartRead {
@@ -266,13 +278,14 @@ impl Catalog {
         let stored = block.stored_mut(name.part.part)?;
         stored.uses = stored.uses.saturating_add(1);
         self.offer_used(name, stored);
-        match (&stored.dram, &stored.ssd) {
-            (Some(InDram { copy, info }), _) => {
-                Some(Found::Here(PartRead { copy: copy.clone(), info: Arc::clone(info) }))
-            }
-            (None, Some(copy)) => Some(Found::OnSsd(copy.clone())),
-            (None, None) => None,
-        }
+        Found::of(stored)
+    }
+
+    /// The same, without counting as a use.
+    pub fn peek(&self, name: &PartName) -> Option<Found> {
+        let id = BlockId::of(name);
+        let shard = self.shard(&id);
+        Found::of(shard.get(&id)?.stored(name.part.part)?)
     }
 
     /// A part that lies in the arena, for reading. Counts as a use.

@@ -3,7 +3,7 @@
 //! A part is one entry whatever its copies; each change of its copies is made here under the entry's
 //! lock, and told to masters in the same step.
 
-use super::{BlockId, Catalog, InDram, OnSsd, PartRead, Producer, block::Block, block::Stored};
+use super::{BlockId, Catalog, InDram, PartRead, Producer, block::Block, block::Stored};
 use crate::{
     eviction::Unit,
     inventory::{command::Evicted, log::Loss},
@@ -272,6 +272,14 @@ impl Catalog {
         true
     }
 
+    /// Uses of a part since it was stored, or written to an ssd.
+    pub fn uses(&self, name: &PartName) -> u8 {
+        let id = BlockId::of(name);
+        let shard = self.shard(&id);
+        let stored = shard.get(&id).and_then(|block| block.stored(name.part.part));
+        stored.map_or(0, |stored| stored.uses)
+    }
+
     /// Space in the arena for a part that is brought up.
     pub fn make_room_for(&self, len: u64) -> Option<crate::tiers::dram::WritableExtent> {
         self.make_room(usize::try_from(len).ok()?)
@@ -334,12 +342,5 @@ fn offer(name: &PartName, stored: &mut Stored, sink: &Sink) {
     }
     if let Some(InDram { copy, info }) = stored.dram.clone() {
         stored.offered = sink(Offer { name: *name, copy, info });
-    }
-}
-
-impl OnSsd {
-    /// All generations, with what is known of their places.
-    pub fn generations(all: &[Self]) -> Vec<Generation> {
-        all.iter().map(|gone| gone.generation).collect()
     }
 }

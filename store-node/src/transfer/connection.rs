@@ -11,12 +11,13 @@ use super::{
     requests::{self, Tenancy},
 };
 use crate::{catalog::Put, node::Node};
+use bytes::Bytes;
 use larder_client::{
     connection::{Incoming, Outgoing, ReadError, Socket, Spin, send_with_fds},
     memory::SharedMemory,
 };
 use larder_proto::{
-    frame::{Code, Empty, Failed, HEADER_LEN, Header, Hello, Op, decode_body},
+    frame::{Class, Code, Empty, Failed, HEADER_LEN, Header, Hello, Op, decode_body},
     wire::{DecodeError, Encoded, ShortText, Wire},
 };
 use std::{
@@ -49,6 +50,8 @@ pub(super) struct TaskAnswer {
     pub(super) request: u64,
     pub(super) op: Op,
     pub(super) body: Vec<u8>,
+    /// Bytes that go with it, and how urgent they are.
+    pub(super) payload: Option<(Bytes, Class)>,
     /// The request has no further answers.
     pub(super) last: bool,
 }
@@ -320,12 +323,13 @@ impl Served {
     }
 
     fn take(&mut self, answer: TaskAnswer) {
-        let TaskAnswer { request, op, body, last } = answer;
+        let TaskAnswer { request, op, body, payload, last } = answer;
         if last {
             self.running.remove(&request);
         }
         let slot = self.slot();
-        self.outgoing.push(op, request, slot, &Encoded(body));
+        let (payload, class) = payload.unwrap_or((Bytes::new(), Class::Demand));
+        self.outgoing.push_payload(op, request, slot, &Encoded(body), payload, class);
     }
 
     /// Takes in what is there; `true` when its turn was used up and there may be more.

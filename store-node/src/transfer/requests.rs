@@ -1,17 +1,18 @@
 //! Answers that need no waiting.
 
-use super::connection::{OpenPut, Served};
+use super::{
+    connection::{OpenPut, Served},
+    waiting::{MISS, TOO_MANY_LEASES, range_of},
+};
 use crate::{
-    catalog::{Admission, BlockId, CommitError, PartRead, Producer},
+    catalog::{Admission, BlockId, CommitError, Found, PartRead, Producer},
     node::Node,
 };
-use bytes::Bytes;
 use larder_proto::{
     ModelVersion, PartName, TierSet, block_key,
     frame::{
         Code, Commit, Committed, Header, Hello, HelloOk, InProgress, KEYS_LIMIT, Lease, Lookup,
-        LookupOk, Op, PutStaged, Read, ReadOk, Release, Reserve, Role, Source, VERSION,
-        decode_body,
+        LookupOk, Op, PutStaged, Read, Release, Reserve, Role, Source, VERSION, decode_body,
     },
     ids::{TenantId, TenantName},
     part::PartRef,
@@ -158,32 +159,21 @@ impl Served {
 
     fn read(&mut self, request: u64, read: &Read) {
         let name = self.name_of(read.part);
-        let Some(part) = self.node.catalog().read(&name) else {
-            self.announce_absent(read);
-            return self.fail(request, 0, Code::Miss, "the part is not here");
-        };
-        let info = Arc::clone(part.info());
-        if read.generation.is_some_and(|generation| generation != info.generation) {
-            let reason = format!("the part is here as generation {}", info.generation);
-            return self.fail(request, 0, Code::Gone, &reason);
+        match self.node.catalog().find(&name) {
+            Some(Found::Here(part)) => match range_of(&self.node, &name, read, part) {
+                Ok((answer, payload)) => {
+                    let (slot, class) = (self.slot(), read.class);
+                    self.node.count_sent(answer.len);
+                    self.outgoing.push_payload(Op::ReadOk, request, slot, &answer, payload, class);
+                }
+                Err((code, reason)) => self.fail(request, 0, code, &reason),
+            },
+            Some(Found::OnSsd(_)) => self.start_read(request, read.clone(), name),
+            None => {
+                self.announce_absent(read);
+                self.fail(request, 0, Code::Miss, MISS);
+            }
         }
-        let (offset, len) = match read.range(info.len, info.sums.chunk_len) {
-            Ok(range) => range,
-            Err(error) => return self.fail(request, 0, Code::Limit, &error.to_string()),
-        };
-        if read.verify
-            && let Err(damaged) = part.verify()
-        {
-            // Withdrawn before the miss is answered, so that a recompute can replace it (P1).
-            self.node.catalog().withdraw_damaged(&name, info.generation);
-            return self.fail(request, 0, Code::Damaged, &damaged.to_string());
-        }
-        let answer = ReadOk { info: (*info).clone(), offset, len };
-        let bytes = Bytes::from_owner(InPlace(part));
-        let (from, to) = (index(offset), index(offset + len));
-        let (slot, payload) = (self.slot(), bytes.slice(from..to));
-        self.node.count_sent(len);
-        self.outgoing.push_payload(Op::ReadOk, request, slot, &answer, payload, read.class);
     }
 
     /// A peer or client was sent here in vain: masters are told, within bounds.
@@ -286,15 +276,18 @@ impl Served {
 
     fn lease(&mut self, request: u64, lease: &Lease) {
         let name = self.name_of(lease.part);
-        let (Some(part), Some(local)) = (self.node.catalog().read(&name), &self.local) else {
-            return self.fail(request, 0, Code::Miss, "the part is not here");
+        let part = match self.node.catalog().find(&name) {
+            Some(Found::Here(part)) => part,
+            Some(Found::OnSsd(_)) => return self.start_lease(request, name),
+            None => return self.fail(request, 0, Code::Miss, MISS),
         };
+        let Some(local) = &self.local else { return };
         match self.node.lease(&local.reader, name, part, 0, Source::Local, self.node.id()) {
             Some(leased) => {
                 let slot = self.slot();
                 self.outgoing.push(Op::Leased, request, slot, &leased);
             }
-            None => self.fail(request, 0, Code::Busy, "as many leases are open as may be"),
+            None => self.fail(request, 0, Code::Busy, TOO_MANY_LEASES),
         }
     }
 
@@ -331,15 +324,6 @@ impl Served {
             }
             other => self.refuse_put(request, other),
         }
-    }
-}
-
-/// A part as the owner of its payload.
-struct InPlace(crate::catalog::PartRead);
-
-impl AsRef<[u8]> for InPlace {
-    fn as_ref(&self) -> &[u8] {
-        self.0.bytes()
     }
 }
 

@@ -53,7 +53,8 @@ impl TestNode {
         let catalog = Catalog::new(incarnation, arena, Box::new(Lru::default()), watermarks, log);
         let identity = Identity { role: Role::Node, ..Identity::client("peer") };
         let (masters, peers) = (Masters::new(&[]).unwrap(), Peers::new(identity));
-        let node = Node::new(NodeId::from_bytes([id; 16]), limits, catalog, masters, peers);
+        let id = NodeId::from_bytes([id; 16]);
+        let node = Node::new(id, limits, catalog, None, masters, peers);
         let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = tcp.local_addr().unwrap();
         let stop = CancellationToken::new();

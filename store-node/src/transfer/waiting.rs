@@ -5,14 +5,20 @@ use super::{
     connection::{Served, TaskAnswer},
     requests::Tenancy,
 };
-use crate::{node::Node, pull::Wanted};
+use crate::{
+    catalog::{Found, PartRead},
+    node::Node,
+    pull::Wanted,
+};
+use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use larder_client::{error::TransferError, locations::Sources};
 use larder_proto::{
     BlockKey, PartName,
     control::LocateRequest,
     frame::{
-        Code, Empty, Failed, Fetch, FetchItem, KEYS_LIMIT, Leased, Match, Op, Register, Source,
+        Class, Code, Empty, Failed, Fetch, FetchItem, KEYS_LIMIT, Leased, Match, Op, Read, ReadOk,
+        Register, Source,
     },
     part::PartRef,
     wire::{ShortText, Wire},
@@ -23,6 +29,10 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
+/// Why a read or lease fails that finds nothing.
+pub(super) const MISS: &str = "the part is not here";
+/// Why a lease is not granted.
+pub(super) const TOO_MANY_LEASES: &str = "as many leases are open as may be";
 /// Parts that one fetch brings at a time: enough to fill a link, few enough to keep the order wanted.
 const PULLS_AT_A_TIME: usize = 8;
 /// The longest deadline of a fetch.
@@ -37,7 +47,15 @@ struct Answers {
 impl Answers {
     /// Whether the connection took it. One that is gone needs no answer; the task ends with it.
     async fn send(&self, op: Op, body: Vec<u8>, last: bool) -> bool {
-        self.to.send(TaskAnswer { request: self.request, op, body, last }).await.is_ok()
+        let payload = None;
+        self.to.send(TaskAnswer { request: self.request, op, body, payload, last }).await.is_ok()
+    }
+
+    /// The same with a payload, as the last.
+    async fn send_payload(&self, op: Op, body: Vec<u8>, payload: Bytes, class: Class) {
+        let payload = Some((payload, class));
+        let answer = TaskAnswer { request: self.request, op, body, payload, last: true };
+        let _ = self.to.send(answer).await; // A connection that is gone needs no answer.
     }
 
     async fn fail(&self, code: Code, reason: &str, item: u32, last: bool) {
@@ -97,6 +115,37 @@ impl Served {
         });
     }
 
+    /// Reads a part that lies on an ssd alone.
+    pub(super) fn start_read(&mut self, request: u64, read: Read, name: PartName) {
+        self.start(request, |node, _, _, answers| async move {
+            match node.bring_up_in_turn(&name).await {
+                None => answers.fail(Code::Miss, MISS, 0, true).await,
+                Some(part) => match range_of(&node, &name, &read, part) {
+                    Ok((ok, payload)) => {
+                        node.count_sent(ok.len);
+                        let class = read.class;
+                        answers.send_payload(Op::ReadOk, ok.to_wire(), payload, class).await;
+                    }
+                    Err((code, reason)) => answers.fail(code, &reason, 0, true).await,
+                },
+            }
+        });
+    }
+
+    /// Leases a part that lies on an ssd alone.
+    pub(super) fn start_lease(&mut self, request: u64, name: PartName) {
+        self.start(request, |node, _, reader, answers| async move {
+            let Some(reader) = reader else { return };
+            let Some(part) = node.bring_up_in_turn(&name).await else {
+                return answers.fail(Code::Miss, MISS, 0, true).await;
+            };
+            match node.lease(&reader, name, part, 0, Source::Local, node.id()) {
+                Some(leased) => hand_over(&node, &reader, &answers, leased, true).await,
+                None => answers.fail(Code::Busy, TOO_MANY_LEASES, 0, true).await,
+            }
+        });
+    }
+
     fn start<F>(
         &mut self,
         request: u64,
@@ -129,17 +178,20 @@ impl Fetching {
     async fn run(&self) {
         let limit = Duration::from_millis(u64::from(self.fetch.deadline_ms));
         let deadline = Instant::now() + limit.min(DEADLINE_LIMIT);
-        let mut missing = Vec::new();
+        let (mut missing, mut on_ssd) = (Vec::new(), Vec::new());
         for (item, wanted) in self.fetch.items.iter().enumerate() {
             let name = self.name(wanted);
-            match self.node.catalog().read(&name) {
-                Some(read) => self.answer(item, name, Ok((read, self.node.id()))).await,
+            match self.node.catalog().find(&name) {
+                Some(Found::Here(read)) => {
+                    self.answer(item, name, Ok((read, self.node.id()))).await;
+                }
+                Some(Found::OnSsd(_)) => on_ssd.push((item, name)),
                 None => missing.push((item, name)),
             }
         }
-        if !missing.is_empty() {
+        if !missing.is_empty() || !on_ssd.is_empty() {
             let located = timeout_at(deadline, self.locate(&missing)).await.unwrap_or_default();
-            let pulls = missing.into_iter().map(|(item, name)| {
+            let pulls = on_ssd.into_iter().chain(missing).map(|(item, name)| {
                 let sources = located.get(&name.part.key).cloned().unwrap_or_default();
                 self.bring(item, name, sources, deadline, limit)
             });
@@ -189,19 +241,10 @@ impl Fetching {
         };
         let source = if from == self.node.id() { Source::Local } else { Source::Peer };
         match self.node.lease(&self.reader, name, read, item, source, from) {
-            Some(leased) => self.hand_over(leased).await,
-            None => {
-                let reason = "as many leases are open as may be";
-                self.answers.fail(Code::Busy, reason, item, false).await;
+            Some(leased) => {
+                hand_over(&self.node, &self.reader, &self.answers, leased, false).await;
             }
-        }
-    }
-
-    /// Sends a lease; one that cannot be handed over, because the fetch is cancelled meanwhile, ends.
-    async fn hand_over(&self, leased: Leased) {
-        let mut guard = Unsent { fetching: self, lease: Some(leased.lease) };
-        if self.answers.send(Op::Leased, leased.to_wire(), false).await {
-            guard.lease = None;
+            None => self.answers.fail(Code::Busy, TOO_MANY_LEASES, item, false).await,
         }
     }
 
@@ -246,17 +289,63 @@ impl Fetching {
     }
 }
 
+/// Sends a lease; one that cannot be handed over, because the request is cancelled meanwhile, ends.
+async fn hand_over(node: &Node, reader: &Reader, answers: &Answers, leased: Leased, last: bool) {
+    let mut guard = Unsent { node, reader, lease: Some(leased.lease) };
+    if answers.send(Op::Leased, leased.to_wire(), last).await {
+        guard.lease = None;
+    }
+}
+
 /// A lease that its reader has not been told of.
 struct Unsent<'a> {
-    fetching: &'a Fetching,
+    node: &'a Node,
+    reader: &'a Reader,
     lease: Option<u64>,
 }
 
 impl Drop for Unsent<'_> {
     fn drop(&mut self) {
         if let Some(lease) = self.lease {
-            self.fetching.node.leases().release(&self.fetching.reader, &[lease]);
+            self.node.leases().release(self.reader, &[lease]);
         }
+    }
+}
+
+/// The range of a part that a read asks for, and what is said of it.
+pub(super) fn range_of(
+    node: &Node,
+    name: &PartName,
+    read: &Read,
+    part: PartRead,
+) -> Result<(ReadOk, Bytes), (Code, String)> {
+    let info = Arc::clone(part.info());
+    if read.generation.is_some_and(|generation| generation != info.generation) {
+        let reason = format!("the part is here as generation {}", info.generation);
+        return Err((Code::Gone, reason));
+    }
+    let (offset, len) = read
+        .range(info.len, info.sums.chunk_len)
+        .map_err(|error| (Code::Limit, error.to_string()))?;
+    if read.verify
+        && let Err(damaged) = part.verify()
+    {
+        // Withdrawn before the miss is answered, so that a recompute can replace it (P1).
+        node.catalog().withdraw_damaged(name, info.generation);
+        return Err((Code::Damaged, damaged.to_string()));
+    }
+    let answer = ReadOk { info: (*info).clone(), offset, len };
+    let index = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
+    let bytes = Bytes::from_owner(InPlace(part));
+    Ok((answer, bytes.slice(index(offset)..index(offset + len))))
+}
+
+/// A part as the owner of its payload.
+struct InPlace(PartRead);
+
+impl AsRef<[u8]> for InPlace {
+    fn as_ref(&self) -> &[u8] {
+        self.0.bytes()
     }
 }
 

@@ -220,6 +220,11 @@ impl SsdPath {
         true
     }
 
+    /// Wakes whoever waits for a change.
+    pub fn nudge(&self) {
+        self.changed.notify_one();
+    }
+
     /// Ends with the next change of the segments or of the health. Safe to cancel.
     pub async fn changed(&self) {
         self.changed.notified().await;
@@ -383,6 +388,13 @@ impl SsdPath {
         // Removals of what the file held may be forgotten only when it cannot come back.
         file.sync().await?;
         Ok(file)
+    }
+
+    /// Whether another segment could be begun after the prepared one.
+    pub fn has_spare_slot(&self) -> bool {
+        let limit = self.slots_limit() as usize;
+        let state = self.state.lock();
+        !state.free.is_empty() || state.uses.iter().flatten().count() < limit
     }
 
     /// The oldest sealed segment, for the caller to let go of what lies in it.

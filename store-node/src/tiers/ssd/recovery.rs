@@ -74,6 +74,21 @@ pub struct AdoptionCounts {
     pub unproved_records: u64,
 }
 
+impl AdoptionCounts {
+    /// Both together.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            segments: self.segments + other.segments,
+            unsealed_segments: self.unsealed_segments + other.unsealed_segments,
+            damaged_segments: self.damaged_segments + other.damaged_segments,
+            records: self.records + other.records,
+            removed_records: self.removed_records + other.removed_records,
+            unproved_records: self.unproved_records + other.unproved_records,
+        }
+    }
+}
+
 /// Segments of an earlier life, to be adopted one after the other.
 #[derive(Debug)]
 pub struct Adoption {

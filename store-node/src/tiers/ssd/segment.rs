@@ -146,7 +146,7 @@ pub struct SsdCopy {
 
 impl SsdCopy {
     /// The copy that a footer names.
-    pub(super) fn of(segment: Arc<Segment>, entry: &FooterEntry) -> Self {
+    pub fn of(segment: Arc<Segment>, entry: &FooterEntry) -> Self {
         let FooterEntry { page, header_pages, len, generation, .. } = *entry;
         Self { segment, page, header_pages, len, generation }
     }

@@ -1,0 +1,106 @@
+//! Keeping a path ready: the next segment prepared, the oldest reclaimed in time, and everything
+//! withdrawn from a path that has failed.
+
+use super::Tiering;
+use crate::tiers::ssd::{FooterEntry, Segment, SsdCopy, SsdError, SsdPath};
+use std::sync::{Arc, atomic::Ordering};
+use tokio_util::sync::CancellationToken;
+
+/// A reclaimed segment may carry on this share of its bytes, at most: room is made for sure.
+const CARRIED_SHARE: u64 = 4;
+
+/// Runs until `stop`.
+pub(super) async fn run(tiering: Arc<Tiering>, path: Arc<SsdPath>, stop: CancellationToken) {
+    loop {
+        let step = async {
+            match tiering.keep(&path).await {
+                Ok(true) => {}
+                Ok(false) => path.changed().await,
+                Err(_) => {
+                    tiering.give_up(&path);
+                    path.changed().await;
+                }
+            }
+        };
+        if stop.run_until_cancelled(step).await.is_none() {
+            return;
+        }
+    }
+}
+
+impl Tiering {
+    /// One step; whether another may be needed at once.
+    async fn keep(&self, path: &Arc<SsdPath>) -> Result<bool, SsdError> {
+        let is_ready = path.prepare().await?;
+        if is_ready && path.has_spare_slot() {
+            return Ok(false);
+        }
+        // Segments are adopted newest first: until all are, the oldest one here is not the oldest.
+        if *self.adopting.borrow() > 0 {
+            return Ok(false);
+        }
+        let Some(oldest) = path.oldest() else { return Ok(false) };
+        self.reclaim(path, oldest).await?;
+        Ok(true)
+    }
+
+    /// Lets go of all that lies in a segment; its file comes back when its last reader is done.
+    async fn reclaim(&self, path: &Arc<SsdPath>, segment: Arc<Segment>) -> Result<(), SsdError> {
+        let records = match path.records(&segment).await {
+            Ok(records) => records,
+            Err(error) if error.is_of_the_copy() => {
+                tracing::warn!(?segment, %error, "a footer is damaged: its segment is given up");
+                self.withdraw_all(|copy| Arc::ptr_eq(copy.segment(), &segment));
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        };
+        let mut budget = path.settings().segment_bytes / CARRIED_SHARE;
+        for record in records {
+            self.release(path, &segment, &record, &mut budget).await?;
+        }
+        Ok(())
+    }
+
+    /// Carries a record on or evicts it.
+    async fn release(
+        &self,
+        path: &Arc<SsdPath>,
+        segment: &Arc<Segment>,
+        record: &FooterEntry,
+        budget: &mut u64,
+    ) -> Result<(), SsdError> {
+        let (name, copy) = (&record.name, SsdCopy::of(Arc::clone(segment), record));
+        let Some(is_hot) = self.catalog.ssd_use(name, &copy) else { return Ok(()) };
+        let bytes = copy.footprint_bytes();
+        if !is_hot || bytes > *budget {
+            self.catalog.evict_from_ssd(name, &copy);
+            return Ok(());
+        }
+        match path.carry(name, &copy).await {
+            Ok(carried) => {
+                *budget -= bytes;
+                self.catalog.moved_on_ssd(name, &copy, carried);
+            }
+            Err(SsdError::Busy) => self.catalog.evict_from_ssd(name, &copy),
+            Err(error) if error.is_of_the_copy() => self.withdraw(path, name, &copy, &error).await,
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// A path has failed: nothing of it is offered to anybody any more.
+    fn give_up(&self, path: &Arc<SsdPath>) {
+        let withdrawn = self.withdraw_all(|copy| copy.segment().is_of(path));
+        if withdrawn > 0 {
+            let path = path.settings().name.display();
+            tracing::warn!(%path, withdrawn, "parts withdrawn from a fenced path");
+        }
+    }
+
+    fn withdraw_all(&self, is_of: impl Fn(&SsdCopy) -> bool) -> u64 {
+        let withdrawn = self.catalog.withdraw_from_ssd(is_of);
+        self.counters.withdrawn.fetch_add(withdrawn, Ordering::Relaxed);
+        withdrawn
+    }
+}

@@ -1,0 +1,230 @@
+//! Moving parts between the tiers of this node.
+//!
+//! ```text
+//!            offer (admission)            append
+//! catalog  --------------------> writer ---------> path      dram copy goes, by the policy, when it must
+//!    ^                                              |
+//!    |  load: verified, promoted on second touch    |  reclaim: hot records carried on, the rest evicted
+//!    +----------------------------------------------+  with their descendants
+//! ```
+//!
+//! The catalog decides what is offered and is told what became of it; a path knows places only. What is
+//! offered beyond [`TieringSettings::queue_bytes`] is refused and counted, so neither puts nor evictions
+//! ever wait for a disk.
+
+mod adoption;
+mod keeper;
+mod writer;
+
+use crate::{
+    catalog::{Admit, Catalog, OnSsd, PartRead},
+    tiers::ssd::{Adoption, AdoptionCounts, SsdCopy, SsdError, SsdPath},
+};
+use larder_proto::PartName;
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use writer::Writer;
+
+/// When a part that was read from an ssd is kept in the arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Promote {
+    /// At once.
+    Always,
+    /// When it is read again: one read of a long prompt does not push out what is used every minute.
+    SecondTouch,
+    /// Never.
+    Never,
+}
+
+/// How parts move.
+#[derive(Debug, Clone, Copy)]
+pub struct TieringSettings {
+    /// What is written to ssds.
+    pub admit: Admit,
+    /// What comes back to the arena.
+    pub promote: Promote,
+    /// Bytes of parts that may wait to be written, at most. They stay in the arena meanwhile.
+    pub queue_bytes: u64,
+}
+
+/// Counts since the start of the node.
+#[derive(Debug, Default)]
+#[expect(missing_docs, reason = "the names are those of the metrics they feed, documented there")]
+pub struct TieringCounters {
+    pub offered: AtomicU64,
+    pub committed: AtomicU64,
+    pub refused: AtomicU64,
+    pub loaded: AtomicU64,
+    pub failed_loads: AtomicU64,
+    pub withdrawn: AtomicU64,
+}
+
+/// The ssd tier of a node.
+#[derive(Debug)]
+pub struct Tiering {
+    catalog: Arc<Catalog>,
+    paths: Vec<Arc<SsdPath>>,
+    settings: TieringSettings,
+    writer: Writer,
+    counters: TieringCounters,
+    /// Paths whose adoption has not ended.
+    adopting: watch::Sender<usize>,
+    /// By path.
+    adopted: parking_lot::Mutex<Vec<AdoptionCounts>>,
+}
+
+/// A part that could not be brought up: a miss.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// There is no room for it in the arena.
+    #[error("no room in the arena for {0} bytes")]
+    NoRoom(u64),
+    /// The copy was not readable, and is withdrawn.
+    #[error(transparent)]
+    Ssd(#[from] SsdError),
+}
+
+impl Tiering {
+    /// Joins a catalog and its paths. What is put and used from now on is offered; nothing is written
+    /// before [`Self::run`].
+    pub fn new(
+        catalog: Arc<Catalog>,
+        paths: Vec<Arc<SsdPath>>,
+        settings: TieringSettings,
+    ) -> Arc<Self> {
+        let writer = Writer::new(settings.queue_bytes, paths.len());
+        let (adopting, _) = watch::channel(paths.len());
+        let adopted = vec![AdoptionCounts::default(); paths.len()].into();
+        let tiering = Arc::new(Self {
+            catalog,
+            paths,
+            settings,
+            writer,
+            counters: TieringCounters::default(),
+            adopting,
+            adopted,
+        });
+        let to = Arc::downgrade(&tiering);
+        tiering.catalog.offer_to(settings.admit, move |offer| {
+            to.upgrade().is_some_and(|tiering| tiering.writer.take(offer, &tiering.counters))
+        });
+        tiering
+    }
+
+    /// Adopts what earlier lives left (one adoption a path), writes what is offered, and keeps every path ready, until `stop`.
+    /// What has begun to be written is ended.
+    pub async fn run(self: Arc<Self>, adoptions: Vec<Adoption>, stop: CancellationToken) {
+        let mut tasks = tokio::task::JoinSet::new();
+        for (path, adoption) in adoptions.into_iter().enumerate() {
+            tasks.spawn(adoption::run(Arc::clone(&self), path, adoption, stop.clone()));
+        }
+        for path in &self.paths {
+            tasks.spawn(keeper::run(Arc::clone(&self), Arc::clone(path), stop.clone()));
+        }
+        tasks.spawn(writer::run(Arc::clone(&self), stop.clone()));
+        while let Some(ended) = tasks.join_next().await {
+            if let Err(error) = ended {
+                tracing::error!(%error, "a task of the ssd tier panicked");
+            }
+        }
+    }
+
+    /// The paths.
+    pub fn paths(&self) -> &[Arc<SsdPath>] {
+        &self.paths
+    }
+
+    /// Counts since the start.
+    pub fn counters(&self) -> &TieringCounters {
+        &self.counters
+    }
+
+    /// What was adopted so far, and on how many paths it goes on.
+    pub fn adoption(&self) -> (AdoptionCounts, usize) {
+        let adopted = self.adopted.lock();
+        let sum = adopted.iter().fold(AdoptionCounts::default(), |sum, path| sum.plus(*path));
+        (sum, *self.adopting.borrow())
+    }
+
+    /// Ends when every path is adopted. Safe to cancel.
+    pub async fn adopted(&self) {
+        let mut adopting = self.adopting.subscribe();
+        let _ = adopting.wait_for(|paths| *paths == 0).await; // The sender is `self`.
+    }
+
+    /// Bytes of parts that wait to be written.
+    pub fn queued_bytes(&self) -> u64 {
+        self.writer.queued_bytes()
+    }
+
+    /// Brings a part into the arena, verified, for reading. A copy that is bad is withdrawn before this
+    /// returns, so a recompute can replace it.
+    ///
+    /// # Errors
+    /// The part is not readable here: a miss.
+    pub async fn load(&self, name: &PartName, copy: &SsdCopy) -> Result<PartRead, LoadError> {
+        let room = self.catalog.make_room_for(copy.len()).ok_or(LoadError::NoRoom(copy.len()))?;
+        let Some(path) = copy.segment().path() else {
+            return Err(SsdError::Fenced("the tier has ended".into()).into());
+        };
+        match path.read(name, copy, room).await {
+            Ok((bytes, info)) => {
+                self.counters.loaded.fetch_add(1, Ordering::Relaxed);
+                let read = self.catalog.brought_up(bytes, info);
+                let promoted = match self.settings.promote {
+                    Promote::Always => true,
+                    Promote::SecondTouch => self.catalog.uses(name) > 1,
+                    Promote::Never => false,
+                };
+                if promoted {
+                    self.catalog.promote(name, &read);
+                }
+                Ok(read)
+            }
+            Err(error) => {
+                self.counters.failed_loads.fetch_add(1, Ordering::Relaxed);
+                self.withdraw(&path, name, copy, &error).await;
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Takes a copy back that could not be read.
+    async fn withdraw(&self, path: &Arc<SsdPath>, name: &PartName, copy: &SsdCopy, why: &SsdError) {
+        self.counters.withdrawn.fetch_add(1, Ordering::Relaxed);
+        if !why.is_of_the_copy() {
+            self.catalog.evict_from_ssd(name, copy);
+            return;
+        }
+        tracing::warn!(part = %name, error = %why, "a record on an ssd is withdrawn");
+        self.catalog.withdraw_damaged_on_ssd(name, copy);
+        // If it cannot be noted the path is fenced, and not adopted again.
+        let _ = path.remove(vec![copy.generation()]).await;
+    }
+
+    /// Makes removals by command durable: none of these copies comes back. A path that fails meanwhile is
+    /// fenced, and what it holds is never adopted again.
+    pub async fn forget(&self, gone: Vec<OnSsd>) {
+        let mut of_path: HashMap<usize, Vec<_>> = HashMap::new();
+        for OnSsd { generation, copy } in gone {
+            for (index, path) in self.paths.iter().enumerate() {
+                // One that was being written may come to lie anywhere.
+                if copy.as_ref().is_none_or(|copy| copy.segment().is_of(path)) {
+                    of_path.entry(index).or_default().push(generation);
+                }
+            }
+        }
+        for (index, generations) in of_path {
+            if let Err(error) = self.paths[index].remove(generations).await {
+                tracing::warn!(%error, "removals could not be noted on a path");
+            }
+        }
+    }
+}

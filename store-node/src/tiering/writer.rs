@@ -1,0 +1,177 @@
+//! Writing what the catalog offers: bounded by bytes, spread over the healthy paths by their speed.
+
+use super::{Tiering, TieringCounters};
+use crate::{
+    catalog::Offer,
+    tiers::ssd::{SsdCopy, SsdError, SsdPath},
+};
+use parking_lot::Mutex;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    task::JoinSet,
+    time::Instant,
+};
+use tokio_util::sync::CancellationToken;
+
+/// The budget counts in these, so that any queue fits the semaphore.
+const UNIT: u64 = 4096;
+/// Bytes a second that a path is taken to write before it was measured.
+const UNMEASURED: f64 = 1e9;
+/// Weight of the newest measurement.
+const NEWEST: f64 = 0.1;
+
+/// An offer that holds its share of the queue.
+type Queued = (Offer, OwnedSemaphorePermit);
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Writer {
+    budget: Arc<Semaphore>,
+    units: usize,
+    queue: mpsc::UnboundedSender<Queued>,
+    inbox: Mutex<Option<mpsc::UnboundedReceiver<Queued>>>,
+    loads: Box<[Load]>,
+}
+
+/// What a path has to do, and how fast it does it.
+#[derive(Debug)]
+struct Load {
+    in_flight: AtomicU64,
+    bytes_per_second: Mutex<f64>,
+}
+
+impl Writer {
+    pub(super) fn new(queue_bytes: u64, paths: usize) -> Self {
+        let units = usize::try_from(queue_bytes / UNIT).unwrap_or(usize::MAX);
+        let units = units.min(Semaphore::MAX_PERMITS);
+        // Bounded by the budget: every message holds its bytes' share of it.
+        let (queue, inbox) = mpsc::unbounded_channel();
+        let load =
+            |_| Load { in_flight: AtomicU64::new(0), bytes_per_second: Mutex::new(UNMEASURED) };
+        Self {
+            budget: Arc::new(Semaphore::new(units)),
+            units,
+            queue,
+            inbox: Mutex::new(Some(inbox)),
+            loads: (0..paths).map(load).collect(),
+        }
+    }
+
+    pub(super) fn queued_bytes(&self) -> u64 {
+        (self.units - self.budget.available_permits()) as u64 * UNIT
+    }
+
+    /// Takes an offer, or refuses it: never waits.
+    pub(super) fn take(&self, offer: Offer, counters: &TieringCounters) -> bool {
+        counters.offered.fetch_add(1, Ordering::Relaxed);
+        let units = u32::try_from(offer.info.len.div_ceil(UNIT).max(1)).unwrap_or(u32::MAX);
+        let taken = match Arc::clone(&self.budget).try_acquire_many_owned(units) {
+            Ok(permit) => self.queue.send((offer, permit)).is_ok(),
+            Err(_) => false,
+        };
+        if !taken {
+            counters.refused.fetch_add(1, Ordering::Relaxed);
+        }
+        taken
+    }
+}
+
+/// Writes until `stop`, and ends what has begun.
+pub(super) async fn run(tiering: Arc<Tiering>, stop: CancellationToken) {
+    let Some(mut inbox) = tiering.writer.inbox.lock().take() else { return };
+    let mut writes = JoinSet::new();
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => break,
+            Some(ended) = writes.join_next() => {
+                if let Err(error) = ended {
+                    tracing::error!(%error, "a write to an ssd panicked");
+                }
+            }
+            queued = inbox.recv() => match queued {
+                Some((offer, permit)) => _ = writes.spawn(write(Arc::clone(&tiering), offer, permit)),
+                None => break,
+            },
+        }
+    }
+    while writes.join_next().await.is_some() {}
+}
+
+async fn write(tiering: Arc<Tiering>, offer: Offer, permit: OwnedSemaphorePermit) {
+    let Offer { name, copy: dram, info } = offer;
+    let generation = info.generation;
+    let mut tried = vec![false; tiering.paths.len()];
+    let written = loop {
+        let Some((index, path)) = tiering.best_path(info.len, &tried) else { break None };
+        tried[index] = true;
+        let load = &tiering.writer.loads[index];
+        load.in_flight.fetch_add(info.len, Ordering::Relaxed);
+        let began = Instant::now();
+        let appended = path.append(&name, &info, &dram).await;
+        let before = load.in_flight.fetch_sub(info.len, Ordering::Relaxed);
+        match appended {
+            Ok(copy) => {
+                load.measured(before, began.elapsed().as_secs_f64());
+                break Some((path, copy));
+            }
+            Err(SsdError::Busy | SsdError::TooLong | SsdError::Fenced(_)) => {}
+            Err(error) => tracing::debug!(%error, part = %name, "write to an ssd"),
+        }
+    };
+    drop(dram); // Evictable from here on.
+    let counters = &tiering.counters;
+    match written {
+        Some((path, copy)) => tiering.attach(&name, &path, copy).await,
+        None => {
+            counters.refused.fetch_add(1, Ordering::Relaxed);
+            tiering.catalog.written_to_ssd(&name, generation, None);
+        }
+    }
+    drop(permit);
+}
+
+impl Load {
+    /// `bytes` that were under way together took this long.
+    #[expect(clippy::cast_precision_loss, reason = "an estimate")]
+    fn measured(&self, bytes: u64, seconds: f64) {
+        if seconds > 0.0 {
+            let mut speed = self.bytes_per_second.lock();
+            *speed += NEWEST * (bytes as f64 / seconds - *speed);
+        }
+    }
+
+    /// When a part that is given to it now would be written.
+    #[expect(clippy::cast_precision_loss, reason = "an estimate")]
+    fn seconds_for(&self, bytes: u64) -> f64 {
+        (self.in_flight.load(Ordering::Relaxed) + bytes) as f64
+            / self.bytes_per_second.lock().max(1.0)
+    }
+}
+
+impl Tiering {
+    /// The healthy path, not tried yet, that would have it soonest.
+    fn best_path(&self, len: u64, tried: &[bool]) -> Option<(usize, Arc<SsdPath>)> {
+        let healthy = self.paths.iter().enumerate();
+        let healthy = healthy.filter(|(index, path)| !tried[*index] && path.is_healthy());
+        let when = |index: usize| self.writer.loads[index].seconds_for(len);
+        let best = healthy.min_by(|(a, _), (b, _)| when(*a).total_cmp(&when(*b)))?;
+        Some((best.0, Arc::clone(best.1)))
+    }
+
+    /// Makes a written copy part of the catalog.
+    async fn attach(&self, name: &larder_proto::PartName, path: &Arc<SsdPath>, copy: SsdCopy) {
+        let generation = copy.generation();
+        if !self.catalog.written_to_ssd(name, generation, Some(copy.clone())) {
+            // Gone meanwhile. If it was removed by command, that was noted already.
+            return;
+        }
+        self.counters.committed.fetch_add(1, Ordering::Relaxed);
+        if !path.is_healthy() {
+            self.catalog.evict_from_ssd(name, &copy);
+        }
+    }
+}
