@@ -6,10 +6,23 @@
 //! multiples of [`PAGE`], as direct I/O wants them.
 
 mod buffer;
+mod counts;
+mod file;
+mod folder;
+mod lock;
+mod progress;
+mod request;
 #[cfg(test)]
 pub(crate) mod simulated;
+mod start;
+#[cfg(test)]
+mod tests;
+mod threads;
 
 pub use buffer::{AlignedBuffer, ReadBuffer};
+pub use counts::CountsSoFar;
+pub use folder::{DiskFolder, DiskOptions, OpenError, Space};
+pub use start::{DriverChoice, DriverInUse, DriverKind};
 
 use bytes::Bytes;
 use std::{
@@ -78,7 +91,7 @@ pub trait File: Debug + Send + Sync + 'static {
     /// Fills the buffers one behind the other, and gives them back.
     fn read(&self, offset: u64, into: Vec<Box<dyn ReadBuffer>>) -> Pending<ReadInto>;
 
-    /// Makes all that was written before survive a power loss.
+    /// Makes all writes that have ended survive a power loss; it does not wait for others.
     fn sync(&self) -> Pending<()>;
 }
 
