@@ -1,6 +1,15 @@
 //! The configuration of a node: `node.toml`, `LARDER_NODE__*`, flags.
 
-use crate::{catalog::Watermarks, transfer::Limits};
+use crate::{
+    catalog::{Admit, Watermarks},
+    tiering::{Promote, TieringSettings},
+    tiers::ssd::{
+        Durability, PathSettings,
+        io::{DiskOptions, DriverChoice},
+        slots_of,
+    },
+    transfer::Limits,
+};
 use larder_daemon::{
     address::{AdvertiseAddress, ListenAddress, check_advertise, check_listen},
     config::{ByteSize, DaemonConfig, DaemonKind, HumanDuration, ProcessSettings, Rules},
@@ -29,6 +38,8 @@ larder_daemon::settings! {
         pub control: ControlConfig,
         /// Memory for parts.
         pub dram: DramConfig,
+        /// Disks for parts.
+        pub ssd: SsdConfig,
         /// Metrics and health.
         pub metrics: MetricsConfig,
         /// Logs.
@@ -88,6 +99,90 @@ larder_daemon::settings! {
 }
 
 larder_daemon::settings! {
+    /// The `[ssd]` table.
+    pub struct SsdConfig {
+        /// Folders that parts are written to, each best on a disk of its own. None: there is no ssd tier.
+        pub path: Vec<SsdPathConfig>,
+        /// Bytes of a segment: the unit that is preallocated, sealed and reclaimed. A path needs room for
+        /// four.
+        pub segment: ByteSize = ByteSize::mib(256),
+        /// What is written: `second_touch` writes what was used since it was stored, `all` everything at
+        /// once, `none` nothing (what is there is still read).
+        pub admit: AdmitChoice = AdmitChoice::SecondTouch,
+        /// When a part that was read from an ssd is kept in memory again.
+        pub promote: PromoteChoice = PromoteChoice::SecondTouch,
+        /// Bytes of parts that may wait to be written. What comes beyond is not written, and counted.
+        pub write_queue: ByteSize = ByteSize::mib(64),
+        /// What a power loss may take. The end of the process takes nothing, whatever this says. `none`
+        /// is right for a cache: what is lost is computed again; `segment` syncs each full segment.
+        pub durability: DurabilityChoice = DurabilityChoice::None,
+        /// A disk that needs longer for one request counts as failed.
+        pub deadline: HumanDuration = HumanDuration::from_secs(10),
+        /// How disks are read and written: `auto` takes io_uring where it is allowed, and threads
+        /// otherwise.
+        pub driver: DiskDriver = DiskDriver::Auto,
+        /// Most requests that one disk has at a time.
+        pub queue_depth: u32 = 64,
+    }
+}
+
+larder_daemon::settings! {
+    /// One `[[ssd.path]]`.
+    pub struct SsdPathConfig {
+        /// The folder. The node alone uses it.
+        pub dir: PathBuf,
+        /// Bytes that the node may take there, all in. Must be given.
+        pub capacity: ByteSize,
+    }
+}
+
+larder_daemon::choices! {
+    /// Which parts are written to ssds.
+    pub enum AdmitChoice {
+        /// Those that are used again after they were stored.
+        SecondTouch = "second_touch",
+        /// All.
+        All = "all",
+        /// None.
+        None = "none",
+    }
+}
+
+larder_daemon::choices! {
+    /// When a part comes back to memory.
+    pub enum PromoteChoice {
+        /// When it is read from an ssd a second time.
+        SecondTouch = "second_touch",
+        /// At the first read.
+        Always = "always",
+        /// Never.
+        Never = "never",
+    }
+}
+
+larder_daemon::choices! {
+    /// What a power loss may take.
+    pub enum DurabilityChoice {
+        /// Anything.
+        None = "none",
+        /// What is not in a full segment.
+        Segment = "segment",
+    }
+}
+
+larder_daemon::choices! {
+    /// How disks are read and written.
+    pub enum DiskDriver {
+        /// The best that is allowed.
+        Auto = "auto",
+        /// io_uring, or not at all.
+        IoUring = "io_uring",
+        /// Threads.
+        Threads = "threads",
+    }
+}
+
+larder_daemon::settings! {
     /// The `[metrics]` table.
     pub struct MetricsConfig {
         /// Where `/metrics` and `/health` are served.
@@ -113,6 +208,96 @@ impl NodeConfig {
     }
 }
 
+impl SsdConfig {
+    /// How parts move between the tiers.
+    pub fn tiering(&self) -> TieringSettings {
+        TieringSettings {
+            admit: match self.admit {
+                AdmitChoice::SecondTouch => Admit::SecondTouch,
+                AdmitChoice::All => Admit::All,
+                AdmitChoice::None => Admit::None,
+            },
+            promote: match self.promote {
+                PromoteChoice::SecondTouch => Promote::SecondTouch,
+                PromoteChoice::Always => Promote::Always,
+                PromoteChoice::Never => Promote::Never,
+            },
+            queue_bytes: self.write_queue.as_u64(),
+        }
+    }
+
+    /// How a path is used.
+    pub fn path_settings(&self, path: &SsdPathConfig) -> PathSettings {
+        PathSettings {
+            name: path.dir.clone(),
+            capacity: path.capacity.as_u64(),
+            segment_bytes: self.segment.as_u64(),
+            durability: match self.durability {
+                DurabilityChoice::None => Durability::None,
+                DurabilityChoice::Segment => Durability::Segment,
+            },
+            deadline: self.deadline.get(),
+        }
+    }
+
+    /// How a disk is read and written.
+    pub fn disk_options(&self) -> DiskOptions {
+        DiskOptions {
+            driver: match self.driver {
+                DiskDriver::Auto => DriverChoice::Auto,
+                DiskDriver::IoUring => DriverChoice::IoUring,
+                DiskDriver::Threads => DriverChoice::Threads,
+            },
+            queue_depth: self.queue_depth as usize,
+        }
+    }
+
+    fn validate(&self, dram: &DramConfig, rules: &mut Rules<'_>) {
+        let Self {
+            path,
+            segment,
+            admit: _,
+            promote: _,
+            write_queue,
+            durability: _,
+            deadline,
+            driver: _,
+            queue_depth,
+        } = self;
+        rules
+            .key("ssd.segment")
+            .must(*segment >= ByteSize::mib(1), "be at least 1MiB")
+            .must(*segment <= ByteSize::gib(4), "be at most 4GiB")
+            .must(segment.as_u64().is_multiple_of(4096), "be a multiple of 4KiB");
+        rules
+            .key("ssd.write_queue")
+            .must(*write_queue >= ByteSize::mib(1), "be at least 1MiB")
+            .must(
+                path.is_empty() || write_queue.as_u64() <= dram.capacity.as_u64() / 2,
+                "be at most half of dram.capacity, where the parts lie meanwhile",
+            );
+        rules.key("ssd.deadline").must(deadline.get().as_millis() >= 100, "be at least 100ms");
+        let depth = (1..=1024).contains(queue_depth);
+        rules.key("ssd.queue_depth").must(depth, "be from 1 to 1024");
+        for (i, one) in path.iter().enumerate() {
+            rules
+                .key(format!("ssd.path[{i}].dir"))
+                .must(one.dir.is_absolute(), "be an absolute path")
+                .must(
+                    path[..i].iter().all(|other| other.dir != one.dir),
+                    "be another folder than those before it",
+                );
+            rules
+                .key(format!("ssd.path[{i}].capacity"))
+                .must(one.capacity.as_u64() > 0, "be given: the most that the node may take there")
+                .must(
+                    one.capacity.as_u64() == 0 || slots_of(&self.path_settings(one)) >= 4,
+                    "be room for four segments (ssd.segment) and 4MiB, or 1 part in 256, beside them",
+                );
+        }
+    }
+}
+
 impl DaemonConfig for NodeConfig {
     const KIND: DaemonKind = DaemonKind::Node;
     const ABOUT: &'static str =
@@ -129,9 +314,11 @@ impl DaemonConfig for NodeConfig {
             data,
             control,
             dram,
+            ssd,
             metrics,
             log: _,
         } = self;
+        ssd.validate(dram, rules);
         let short = |name: &String| (1..=64).contains(&name.len());
         rules.key("name").must(name.as_ref().is_none_or(short), "be 1 to 64 bytes long");
         rules.key("state_dir").must(!state_dir.as_os_str().is_empty(), "not be empty");

@@ -15,7 +15,11 @@ use crate::{
     node::Node,
     service::NodeService,
     state::StateDir,
-    tiers::dram::Arena,
+    tiering::Tiering,
+    tiers::{
+        dram::Arena,
+        ssd::{Adoption, SsdPath, io::DiskFolder},
+    },
     transfer::{self, Listener},
 };
 use larder_client::{connection::Identity, masters::Masters, peers::Peers};
@@ -80,12 +84,19 @@ pub async fn run(config: NodeConfig, context: Context) -> Result<(), TaskError> 
         capacity_bytes: catalog.arena().capacity_bytes(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
     };
-    let tiering = None;
+    let state = Arc::new(state);
+    let (tiering, adoptions) = match config.ssd.path.as_slice() {
+        [] => (None, Vec::new()),
+        _ => {
+            let (tiering, adoptions) = open_ssds(&config, id, &catalog, &state, &context).await?;
+            (Some(tiering), adoptions)
+        }
+    };
     let node = Node::new(
         id,
         config.limits(),
         Arc::clone(&catalog),
-        tiering,
+        tiering.clone(),
         Masters::new(&config.masters)?,
         Peers::new(peer_identity(id, incarnation)),
     );
@@ -130,6 +141,13 @@ pub async fn run(config: NodeConfig, context: Context) -> Result<(), TaskError> 
             stop.clone().cancelled_owned(),
         );
     tasks.spawn("control", serving);
+    if let Some(tiering) = tiering {
+        let stop = stop.clone();
+        tasks.spawn("ssd", async move {
+            tiering.run(adoptions, stop).await;
+            Ok::<(), TaskError>(())
+        });
+    }
     tasks.spawn("gauges", keep_gauges(Arc::clone(&node), stop.clone()));
     let (leaving, stopped) = (Arc::clone(&node), stop.clone());
     tasks.spawn("drain", async move {
@@ -142,6 +160,45 @@ pub async fn run(config: NodeConfig, context: Context) -> Result<(), TaskError> 
     let outcome = tasks.run(context.stop_grace).await;
     drop(state); // Locked to the very end.
     Ok(outcome?)
+}
+
+/// Opens all paths; what earlier lives left there is adopted while the node serves.
+async fn open_ssds(
+    config: &NodeConfig,
+    id: NodeId,
+    catalog: &Arc<Catalog>,
+    state: &Arc<StateDir>,
+    context: &Context,
+) -> Result<(Arc<Tiering>, Vec<Adoption>), TaskError> {
+    let failed = state.failed_paths()?;
+    let (mut paths, mut adoptions) = (Vec::new(), Vec::new());
+    for one in &config.ssd.path {
+        let dir = one.dir.clone();
+        context.health.starting(format!("opening {}", dir.display()));
+        let options = config.ssd.disk_options();
+        let open = move || DiskFolder::open(&dir, &options);
+        let folder = tokio::task::spawn_blocking(open).await??;
+        let keep = !failed.contains(&one.dir);
+        let settings = config.ssd.path_settings(one);
+        let opened = SsdPath::open(id, Arc::new(folder), settings, keep).await;
+        let (path, adoption) = opened.map_err(|error| {
+            io::Error::other(format!("open the ssd path {}: {error}", one.dir.display()))
+        })?;
+        if !keep {
+            warn!(path = %one.dir.display(), "the path had failed: it starts empty");
+            state.note_emptied(&one.dir)?;
+        }
+        paths.push(path);
+        adoptions.push(adoption);
+    }
+    let state = Arc::clone(state);
+    let on_failure = move |path: &Path| {
+        if let Err(error) = state.note_failed(path) {
+            tracing::error!(%error, path = %path.display(), "a failed path cannot be remembered");
+        }
+    };
+    let tiering = Tiering::new(Arc::clone(catalog), paths, config.ssd.tiering(), on_failure);
+    Ok((tiering, adoptions))
 }
 
 /// Who the node is to its peers. What it stores of theirs keeps their producer.

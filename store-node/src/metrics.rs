@@ -1,6 +1,6 @@
 //! The node's metrics: names, labels and what they mean.
 
-use crate::node::Node;
+use crate::{node::Node, tiering::Tiering, tiers::ssd::SsdPath};
 use larder_proto::frame::Code;
 use metrics::{Counter, counter, gauge};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,8 +26,23 @@ pub const USED_BYTES: &str = "larder_node_used_bytes";
 /// Stored parts. Label `tier`.
 pub const PARTS: &str = "larder_node_parts";
 /// What became of puts and blocks. Label `event`: `committed`, `aborted`, `late_commit`, `evicted`,
-/// `damaged`, `refused_full`, `unannounced`.
+/// `damaged`, `refused_full`, `unannounced`, `demoted` (left dram, stayed on an ssd), `promoted`,
+/// `descendant_dropped` (with an ancestor).
 pub const CATALOG_EVENTS_TOTAL: &str = "larder_node_catalog_events_total";
+
+/// What became of parts that were offered to ssds, and of reads from there. Label `event`: `offered`,
+/// `committed`, `refused`, `loaded`, `failed_load`, `withdrawn`.
+pub const TIERING_EVENTS_TOTAL: &str = "larder_node_tiering_events_total";
+/// Bytes of parts that wait to be written to an ssd.
+pub const WRITE_QUEUE_BYTES: &str = "larder_node_write_queue_bytes";
+/// Bytes moved by an ssd path, headers included. Labels `path`, `direction`: `read`, `written`. With
+/// `larder_node_transfer_bytes_total{direction="in"}` it gives the flash bytes written per byte served.
+pub const SSD_BYTES_TOTAL: &str = "larder_node_ssd_bytes_total";
+/// What happened on an ssd path. Labels `path`, `event`: `read`, `written`, `refused`, `damaged`,
+/// `sealed_segment`, `reclaimed_segment`, `carried`.
+pub const SSD_EVENTS_TOTAL: &str = "larder_node_ssd_events_total";
+/// Whether an ssd path takes part: 1 or 0. Label `path`.
+pub const SSD_HEALTHY: &str = "larder_node_ssd_healthy";
 
 /// Which way bytes moved.
 #[derive(Debug, Clone, Copy)]
@@ -70,7 +85,7 @@ pub(crate) fn pulls(pulled: Pulled) -> Counter {
 }
 
 /// The catalog's counts, by their label.
-pub fn catalog_events(node: &Node) -> [(&'static str, u64); 7] {
+pub fn catalog_events(node: &Node) -> [(&'static str, u64); 10] {
     let counters = node.catalog().counters();
     let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     [
@@ -81,7 +96,65 @@ pub fn catalog_events(node: &Node) -> [(&'static str, u64); 7] {
         ("damaged", value(&counters.damaged_parts)),
         ("refused_full", value(&counters.refused_full)),
         ("unannounced", value(&counters.unannounced_blocks)),
+        ("demoted", value(&counters.demoted_blocks)),
+        ("promoted", value(&counters.promoted_parts)),
+        ("descendant_dropped", value(&counters.descendants_dropped)),
     ]
+}
+
+/// The ssd tier's counts, by their label.
+pub fn tiering_events(tiering: &Tiering) -> [(&'static str, u64); 6] {
+    let counters = tiering.counters();
+    let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    [
+        ("offered", value(&counters.offered)),
+        ("committed", value(&counters.committed)),
+        ("refused", value(&counters.refused)),
+        ("loaded", value(&counters.loaded)),
+        ("failed_load", value(&counters.failed_loads)),
+        ("withdrawn", value(&counters.withdrawn)),
+    ]
+}
+
+/// The counts of a path, by their label.
+pub fn path_events(path: &SsdPath) -> [(&'static str, u64); 7] {
+    let counters = path.counters();
+    let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    [
+        ("read", value(&counters.read_records)),
+        ("written", value(&counters.written_records)),
+        ("refused", value(&counters.refused_records)),
+        ("damaged", value(&counters.damaged_records)),
+        ("sealed_segment", value(&counters.sealed_segments)),
+        ("reclaimed_segment", value(&counters.reclaimed_segments)),
+        ("carried", value(&counters.carried_records)),
+    ]
+}
+
+#[expect(clippy::cast_precision_loss, reason = "gauges are floats; sizes are far below 2^52")]
+fn update_ssds(node: &Node, tiering: &Tiering) {
+    let (parts, _) = node.catalog().on_ssd();
+    let of_all = |bytes: fn(&SsdPath) -> u64| tiering.paths().iter().map(|path| bytes(path)).sum();
+    let (capacity, used): (u64, u64) =
+        (of_all(|path| path.settings().capacity), of_all(SsdPath::used_bytes));
+    gauge!(CAPACITY_BYTES, "tier" => "ssd").set(capacity as f64);
+    gauge!(USED_BYTES, "tier" => "ssd").set(used as f64);
+    gauge!(PARTS, "tier" => "ssd").set(parts as f64);
+    gauge!(WRITE_QUEUE_BYTES).set(tiering.queued_bytes() as f64);
+    for (event, value) in tiering_events(tiering) {
+        counter!(TIERING_EVENTS_TOTAL, "event" => event).absolute(value);
+    }
+    for path in tiering.paths() {
+        let name = path.settings().name.display().to_string();
+        let bytes = |direction: &'static str| counter!(SSD_BYTES_TOTAL, "path" => name.clone(), "direction" => direction);
+        let counters = path.counters();
+        bytes("read").absolute(counters.read_bytes.load(Ordering::Relaxed));
+        bytes("written").absolute(counters.written_bytes.load(Ordering::Relaxed));
+        for (event, value) in path_events(path) {
+            counter!(SSD_EVENTS_TOTAL, "path" => name.clone(), "event" => event).absolute(value);
+        }
+        gauge!(SSD_HEALTHY, "path" => name).set(f64::from(u8::from(path.is_healthy())));
+    }
 }
 
 /// Brings the gauges, and the counters that the catalog keeps itself, up to date.
@@ -94,6 +167,9 @@ pub fn update(node: &Node) {
     gauge!(LEASES).set(node.leases().count() as f64);
     gauge!(STAGING_BYTES).set(node.staging_bytes.load(Ordering::Relaxed) as f64);
     gauge!(QUARANTINED_BYTES).set(node.leases().quarantined_bytes() as f64);
+    if let Some(tiering) = node.tiering() {
+        update_ssds(node, tiering);
+    }
     for (event, value) in catalog_events(node) {
         counter!(CATALOG_EVENTS_TOTAL, "event" => event).absolute(value);
     }

@@ -61,6 +61,34 @@ impl StateDir {
         Ok(next)
     }
 
+    /// Folders that failed in an earlier life: what they hold may have been removed since, and must not
+    /// come back.
+    pub fn failed_paths(&self) -> io::Result<Vec<PathBuf>> {
+        let text = read(&self.path, "failed_paths")?.unwrap_or_default();
+        Ok(text.lines().map(PathBuf::from).collect())
+    }
+
+    /// Notes a folder that has failed.
+    pub fn note_failed(&self, folder: &Path) -> io::Result<()> {
+        let mut failed = self.failed_paths()?;
+        if !failed.iter().any(|known| known == folder) {
+            failed.push(folder.to_owned());
+        }
+        self.write_failed(&failed)
+    }
+
+    /// A folder was emptied, and may be used again.
+    pub fn note_emptied(&self, folder: &Path) -> io::Result<()> {
+        let mut failed = self.failed_paths()?;
+        failed.retain(|known| known != folder);
+        self.write_failed(&failed)
+    }
+
+    fn write_failed(&self, failed: &[PathBuf]) -> io::Result<()> {
+        let lines: Vec<_> = failed.iter().map(|folder| folder.display().to_string()).collect();
+        write(&self.path, "failed_paths", &lines.join("\n"))
+    }
+
     /// Where the highest term is kept.
     pub fn terms(&self) -> Box<dyn TermStore> {
         Box::new(TermFile(self.path.clone()))

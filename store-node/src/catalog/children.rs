@@ -12,7 +12,7 @@ const FEW: usize = 32;
 #[derive(Debug)]
 pub(super) enum Children {
     Few(SmallVec<[BlockKey; 1]>),
-    Many(Box<HashMap<BlockKey, u32>>),
+    Many(HashMap<BlockKey, u32>),
 }
 
 impl Default for Children {
@@ -35,7 +35,7 @@ impl Children {
             Self::Few(few) => {
                 let mut many = HashMap::with_capacity(2 * FEW);
                 few.drain(..).chain([child]).for_each(|child| *many.entry(child).or_default() += 1);
-                *self = Self::Many(Box::new(many));
+                *self = Self::Many(many);
             }
             Self::Many(many) => *many.entry(child).or_default() += 1,
         }

@@ -30,7 +30,7 @@ pub(super) async fn run(tiering: Arc<Tiering>, path: Arc<SsdPath>, stop: Cancell
 
 impl Tiering {
     /// One step; whether another may be needed at once.
-    async fn keep(&self, path: &Arc<SsdPath>) -> Result<bool, SsdError> {
+    pub(super) async fn keep(&self, path: &Arc<SsdPath>) -> Result<bool, SsdError> {
         let is_ready = path.prepare().await?;
         if is_ready && path.has_spare_slot() {
             return Ok(false);
@@ -90,7 +90,8 @@ impl Tiering {
     }
 
     /// A path has failed: nothing of it is offered to anybody any more.
-    fn give_up(&self, path: &Arc<SsdPath>) {
+    pub(super) fn give_up(&self, path: &Arc<SsdPath>) {
+        (self.on_failure)(&path.settings().name);
         let withdrawn = self.withdraw_all(|copy| copy.segment().is_of(path));
         if withdrawn > 0 {
             let path = path.settings().name.display();

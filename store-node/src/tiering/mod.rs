@@ -23,6 +23,7 @@ use crate::{
 use larder_proto::PartName;
 use std::{
     collections::HashMap,
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -67,7 +68,6 @@ pub struct TieringCounters {
 }
 
 /// The ssd tier of a node.
-#[derive(Debug)]
 pub struct Tiering {
     catalog: Arc<Catalog>,
     paths: Vec<Arc<SsdPath>>,
@@ -76,8 +76,16 @@ pub struct Tiering {
     counters: TieringCounters,
     /// Paths whose adoption has not ended.
     adopting: watch::Sender<usize>,
+    /// Remembers a path that failed over restarts.
+    on_failure: Box<dyn Fn(&Path) + Send + Sync>,
     /// By path.
     adopted: parking_lot::Mutex<Vec<AdoptionCounts>>,
+}
+
+impl std::fmt::Debug for Tiering {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tiering").field("paths", &self.paths).finish_non_exhaustive()
+    }
 }
 
 /// A part that could not be brought up: a miss.
@@ -93,11 +101,13 @@ pub enum LoadError {
 
 impl Tiering {
     /// Joins a catalog and its paths. What is put and used from now on is offered; nothing is written
-    /// before [`Self::run`].
+    /// before [`Self::run`]. `on_failure` hears of a path that has failed, before anything is acknowledged
+    /// that the path could not note: it must be remembered that what it holds is given up.
     pub fn new(
         catalog: Arc<Catalog>,
         paths: Vec<Arc<SsdPath>>,
         settings: TieringSettings,
+        on_failure: impl Fn(&Path) + Send + Sync + 'static,
     ) -> Arc<Self> {
         let writer = Writer::new(settings.queue_bytes, paths.len());
         let (adopting, _) = watch::channel(paths.len());
@@ -109,6 +119,7 @@ impl Tiering {
             writer,
             counters: TieringCounters::default(),
             adopting,
+            on_failure: Box::new(on_failure),
             adopted,
         });
         let to = Arc::downgrade(&tiering);
@@ -162,6 +173,11 @@ impl Tiering {
     /// Bytes of parts that wait to be written.
     pub fn queued_bytes(&self) -> u64 {
         self.writer.queued_bytes()
+    }
+
+    /// Ends when all that was taken by then is written or refused. Safe to cancel.
+    pub async fn settled(&self) {
+        self.writer.settled().await;
     }
 
     /// Brings a part into the arena, verified, for reading. A copy that is bad is withdrawn before this
@@ -222,9 +238,14 @@ impl Tiering {
             }
         }
         for (index, generations) in of_path {
-            if let Err(error) = self.paths[index].remove(generations).await {
+            let path = &self.paths[index];
+            if let Err(error) = path.remove(generations).await {
                 tracing::warn!(%error, "removals could not be noted on a path");
+                (self.on_failure)(&path.settings().name);
             }
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -47,7 +47,7 @@ struct Load {
 impl Writer {
     pub(super) fn new(queue_bytes: u64, paths: usize) -> Self {
         let units = usize::try_from(queue_bytes / UNIT).unwrap_or(usize::MAX);
-        let units = units.min(Semaphore::MAX_PERMITS);
+        let units = units.min(u32::MAX as usize);
         // Bounded by the budget: every message holds its bytes' share of it.
         let (queue, inbox) = mpsc::unbounded_channel();
         let load =
@@ -63,6 +63,11 @@ impl Writer {
 
     pub(super) fn queued_bytes(&self) -> u64 {
         (self.units - self.budget.available_permits()) as u64 * UNIT
+    }
+
+    pub(super) async fn settled(&self) {
+        let all = u32::try_from(self.units).unwrap_or(u32::MAX);
+        let _ = self.budget.acquire_many(all).await; // Never closed.
     }
 
     /// Takes an offer, or refuses it: never waits.

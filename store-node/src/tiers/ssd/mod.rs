@@ -17,7 +17,7 @@ mod removals;
 mod segment;
 
 pub use format::FooterEntry;
-pub use path::{Durability, Health, PathCounters, PathSettings, SsdPath};
+pub use path::{Durability, Health, PathCounters, PathSettings, SsdPath, slots_of};
 pub use recovery::{Adoption, AdoptionCounts, OpenError};
 pub use segment::{Segment, SsdCopy};
 

@@ -142,7 +142,7 @@ pub(super) fn slot_of(name: &str) -> Option<u32> {
 }
 
 /// Slots that the capacity allows.
-pub(super) fn slots_of(settings: &PathSettings) -> u32 {
+pub fn slots_of(settings: &PathSettings) -> u32 {
     let room = settings.capacity.saturating_sub(reserve_bytes(settings));
     u32::try_from(room / settings.segment_bytes.max(1)).unwrap_or(u32::MAX)
 }

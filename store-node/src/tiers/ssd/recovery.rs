@@ -172,6 +172,10 @@ fn begin(
     for (slot, header) in &slots.found {
         uses[*slot as usize] = Some(header.sequence);
         if !keep {
+            // Given up for good: another restart shall not find it either.
+            let file = folder.open(&slot_name(*slot))?;
+            file.write(0, vec![AlignedBuffer::zeroed(PAGE).freeze()]).wait()?;
+            file.sync().wait()?;
             free.push(*slot);
         }
     }

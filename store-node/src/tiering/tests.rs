@@ -1,0 +1,420 @@
+//! Catalog and paths together, over simulated disks.
+
+use super::*;
+use crate::{
+    catalog::{Admission, Audit, BlockId, Found, Producer, Watermarks},
+    eviction::Lru,
+    inventory::{ChangeLog, Inventory, PartSets, command::Eviction},
+    tiers::{
+        dram::Arena,
+        ssd::{Durability, PathSettings, io::simulated::Simulated},
+    },
+};
+use larder_client::memory::PAGE;
+use larder_proto::{
+    BlockKey, ContentFingerprint, LayoutFingerprint, PartNumber, Tier, TierSet,
+    event::Shard,
+    frame::{Codec, Reserve},
+    ids::{Incarnation, NodeId, TenantName},
+    part::PartRef,
+};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::{collections::BTreeSet, time::Duration};
+use tokio::{task::JoinSet, time::Instant};
+
+const PART: usize = 3 * PAGE + 17;
+const SEGMENT: u64 = 64 * PAGE as u64;
+
+/// A node's tiers in one of its lives.
+struct Life {
+    catalog: Arc<Catalog>,
+    tiering: Arc<Tiering>,
+    failures: Arc<parking_lot::Mutex<Vec<String>>>,
+    /// Numbers of parts that only take room.
+    others: AtomicU64,
+    _writer: JoinSet<()>,
+}
+
+struct Options {
+    life: u64,
+    arena_pages: usize,
+    admit: Admit,
+    promote: Promote,
+    queue_bytes: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            life: 1,
+            arena_pages: 64,
+            admit: Admit::SecondTouch,
+            promote: Promote::SecondTouch,
+            queue_bytes: 1 << 20,
+        }
+    }
+}
+
+impl Life {
+    /// Opens the disks and adopts all that is there.
+    async fn begin(disks: &[&Simulated], options: Options) -> Self {
+        let arena = Arena::new(options.arena_pages * PAGE, |_| ()).unwrap();
+        let log = Arc::new(ChangeLog::new(Arc::new(PartSets::new(1024)), 1024));
+        let watermarks = Watermarks { high: 1.0, low: 1.0 };
+        let incarnation = Incarnation(options.life);
+        let catalog = Catalog::new(incarnation, arena, Box::new(Lru::default()), watermarks, log);
+        let (mut paths, mut adoptions) = (Vec::new(), Vec::new());
+        for (n, disk) in disks.iter().enumerate() {
+            let settings = PathSettings {
+                name: format!("disk {n}").into(),
+                capacity: 6 * SEGMENT + (4 << 20),
+                segment_bytes: SEGMENT,
+                durability: Durability::None,
+                deadline: Duration::from_secs(3),
+            };
+            let node = NodeId::from_bytes([9; 16]);
+            let opened = SsdPath::open(node, disk.folder(), settings, true).await;
+            let (path, adoption) = opened.unwrap();
+            paths.push(path);
+            adoptions.push(adoption);
+        }
+        let settings = TieringSettings {
+            admit: options.admit,
+            promote: options.promote,
+            queue_bytes: options.queue_bytes,
+        };
+        let failures = Arc::new(parking_lot::Mutex::new(Vec::new()));
+        let heard = Arc::clone(&failures);
+        let on_failure = move |path: &Path| heard.lock().push(path.display().to_string());
+        let tiering = Tiering::new(Arc::clone(&catalog), paths, settings, on_failure);
+        for (path, adoption) in adoptions.into_iter().enumerate() {
+            adoption::run(Arc::clone(&tiering), path, adoption, CancellationToken::new()).await;
+        }
+        let mut writer = JoinSet::new();
+        writer.spawn(writer::run(Arc::clone(&tiering), CancellationToken::new()));
+        let life =
+            Self { catalog, tiering, failures, others: AtomicU64::new(1_000_000), _writer: writer };
+        life.keep().await;
+        life
+    }
+
+    /// Does what the keepers have to do.
+    async fn keep(&self) {
+        for path in self.tiering.paths() {
+            loop {
+                match self.tiering.keep(path).await {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(_) => {
+                        self.tiering.give_up(path);
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    fn put(&self, n: u64, parent: Option<u64>) -> bool {
+        let producer =
+            Arc::new(Producer { name: format!("engine-{}", n % 3), incarnation: Incarnation(3) });
+        let wish = Reserve {
+            part: name(n).part,
+            len: PART as u64,
+            codec: Codec::Raw,
+            chunk_len: 4096,
+            content: ContentFingerprint::from_bytes([1; 32]),
+            root: key(parent.unwrap_or(n)),
+            parent: parent.map(key),
+            origin_hash: None,
+        };
+        match self.catalog.reserve(name(n), &wish, &producer, None, Instant::now()) {
+            Admission::Granted(mut put) => {
+                put.spare().copy_from_slice(&bytes(n));
+                put.advance(PART);
+                put.commit(None).unwrap();
+                true
+            }
+            Admission::Full => false,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Puts a part and has it written.
+    async fn put_on_ssd(&self, n: u64, parent: Option<u64>) {
+        self.keep().await;
+        assert!(self.put(n, parent));
+        let _ = self.catalog.find(&name(n)); // A second touch, where that is needed.
+        self.tiering.settled().await;
+        assert!(self.tiers(n).has(Tier::Ssd), "{n} was not written");
+    }
+
+    fn tiers(&self, n: u64) -> TierSet {
+        self.catalog.tiers(&name(n))
+    }
+
+    /// Reads a part as a request does; its bytes are held against what was put.
+    async fn get(&self, n: u64) -> bool {
+        let read = match self.catalog.find(&name(n)) {
+            None => return false,
+            Some(Found::Here(read)) => read,
+            Some(Found::OnSsd(copy)) => match self.tiering.load(&name(n), &copy).await {
+                Ok(read) => read,
+                Err(_) => return false,
+            },
+        };
+        assert!(read.bytes() == bytes(n), "wrong bytes for {n}");
+        true
+    }
+
+    /// Fills the arena with other parts, so that `n` is in it no more.
+    fn push_out(&self, n: u64) {
+        while self.tiers(n).has(Tier::Dram) {
+            assert!(self.put(self.others.fetch_add(1, Ordering::Relaxed), None));
+        }
+    }
+
+    async fn remove(&self, filter: Eviction) -> u64 {
+        let mut on_ssd = Vec::new();
+        let evicted = self.catalog.remove(&filter, &mut on_ssd);
+        self.tiering.forget(on_ssd).await;
+        evicted.blocks
+    }
+
+    fn counter(&self, of: fn(&TieringCounters) -> &AtomicU64) -> u64 {
+        of(self.tiering.counters()).load(Ordering::Relaxed)
+    }
+}
+
+fn key(n: u64) -> BlockKey {
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&n.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
+    BlockKey::from_bytes(bytes)
+}
+
+fn name(n: u64) -> PartName {
+    let layout = LayoutFingerprint::from_bytes([9; 32]);
+    let part = PartRef { key: key(n), layout, part: PartNumber(0) };
+    PartName { tenant: TenantName::default().id(), part }
+}
+
+fn bytes(n: u64) -> Vec<u8> {
+    let mut bytes = vec![0; PART];
+    ChaCha8Rng::seed_from_u64(n).fill(&mut bytes[..]);
+    bytes
+}
+
+fn all() -> Eviction {
+    Eviction {
+        tenant: TenantName::default().id(),
+        content: None,
+        layout: None,
+        keys: Vec::new(),
+        producer: None,
+        dry_run: false,
+    }
+}
+
+fn disk(seed: u64) -> Simulated {
+    Simulated::new(seed, 64 << 20)
+}
+
+#[tokio::test]
+async fn what_is_used_once_is_not_written_and_an_existence_check_is_no_use() {
+    let life = Life::begin(&[&disk(1)], Options::default()).await;
+    assert!(life.put(1, None) && life.put(2, None));
+    for _ in 0..5 {
+        assert_eq!(life.tiers(2), TierSet::of(Tier::Dram));
+        assert!(life.catalog.holds(&BlockId::of(&name(2)), &[PartNumber(0)]));
+    }
+    assert!(life.get(1).await);
+    life.tiering.settled().await;
+    assert_eq!(life.tiers(1), TierSet::of(Tier::Dram).with(Tier::Ssd));
+    assert_eq!(life.tiers(2), TierSet::of(Tier::Dram));
+    assert_eq!(life.counter(|c| &c.committed), 1);
+}
+
+#[tokio::test]
+async fn a_part_leaves_the_arena_for_the_ssd_and_comes_back_on_its_second_touch() {
+    let life = Life::begin(&[&disk(2)], Options::default()).await;
+    life.put_on_ssd(1, None).await;
+    life.push_out(1);
+    assert_eq!(life.tiers(1), TierSet::of(Tier::Ssd));
+    assert!(life.get(1).await);
+    assert_eq!(life.tiers(1), TierSet::of(Tier::Ssd), "one read does not push others out");
+    assert!(life.get(1).await);
+    assert_eq!(life.tiers(1), TierSet::of(Tier::Dram).with(Tier::Ssd));
+    let loaded = life.counter(|c| &c.loaded);
+    assert!(life.get(1).await);
+    assert_eq!((loaded, life.counter(|c| &c.loaded)), (2, 2), "the third read needs no disk");
+}
+
+#[tokio::test]
+async fn a_middle_block_may_leave_the_arena_when_it_stays_on_an_ssd() {
+    let life = Life::begin(&[&disk(3)], Options::default()).await;
+    life.put_on_ssd(1, None).await;
+    life.put_on_ssd(2, Some(1)).await;
+    life.push_out(1);
+    assert_eq!(life.tiers(1), TierSet::of(Tier::Ssd));
+    assert!(life.get(1).await && life.get(2).await);
+    assert_eq!(life.catalog.audit().holes, 0);
+}
+
+#[tokio::test]
+async fn a_restart_finds_what_was_written_and_masters_hear_of_it() {
+    let disk = disk(4);
+    let life = Life::begin(&[&disk], Options::default()).await;
+    for n in 1..=20 {
+        life.put_on_ssd(n, (n > 1).then_some(n - 1)).await;
+    }
+    assert!(life.put(21, Some(20)));
+    drop(life);
+    let life = Life::begin(&[&disk], Options { life: 2, ..Options::default() }).await;
+    for n in 1..=20 {
+        assert_eq!(life.tiers(n), TierSet::of(Tier::Ssd), "{n}");
+        assert!(life.get(n).await, "{n}");
+    }
+    assert!(!life.get(21).await);
+    let told: usize = (0..=255).map(|shard| life.catalog.snapshot(Shard(shard)).1.len()).sum();
+    assert_eq!(told, 20);
+    assert_eq!(life.catalog.audit(), Audit { blocks: 20, ..Audit::default() });
+    assert_eq!(life.tiering.adoption().0.records, 20);
+}
+
+#[tokio::test]
+async fn what_was_removed_by_command_does_not_come_back() {
+    let disk = disk(5);
+    let life = Life::begin(&[&disk], Options::default()).await;
+    for n in 1..=9 {
+        life.put_on_ssd(n, None).await;
+    }
+    let of_producer = Eviction { producer: Some("engine-1".to_owned()), ..all() };
+    assert_eq!(life.remove(of_producer).await, 3);
+    drop(life);
+    let life = Life::begin(&[&disk], Options { life: 2, ..Options::default() }).await;
+    for n in 1..=9 {
+        assert_eq!(life.get(n).await, n % 3 != 1, "{n}");
+    }
+    // The producer is known after a restart too.
+    let of_producer = Eviction { producer: Some("engine-2".to_owned()), ..all() };
+    assert_eq!(life.remove(of_producer).await, 3);
+    let life = Life::begin(&[&disk], Options { life: 3, ..Options::default() }).await;
+    let left: Vec<u64> = (1..=9).filter(|n| !life.tiers(*n).is_empty()).collect();
+    assert_eq!(left, [3, 6, 9]);
+}
+
+#[tokio::test]
+async fn a_part_that_is_removed_while_it_is_written_does_not_come_back() {
+    let disk = disk(6);
+    let life = Life::begin(&[&disk], Options::default()).await;
+    assert!(life.put(1, None) && life.put(2, None));
+    assert!(life.get(1).await && life.get(2).await); // Offered; the writer has not run yet.
+    assert_eq!(life.remove(Eviction { keys: vec![key(1)], ..all() }).await, 1);
+    life.tiering.settled().await;
+    assert!(life.tiers(1).is_empty());
+    drop(life);
+    let life = Life::begin(&[&disk], Options { life: 2, ..Options::default() }).await;
+    assert!(life.tiers(1).is_empty() && life.get(2).await);
+}
+
+#[tokio::test]
+async fn a_damaged_record_is_a_miss_is_withdrawn_and_can_be_replaced() {
+    let disk = disk(7);
+    let life = Life::begin(&[&disk], Options::default()).await;
+    life.put_on_ssd(1, None).await;
+    life.push_out(1);
+    disk.flip("segment-000000", (2 * PAGE + 100) * 8);
+    assert!(!life.get(1).await);
+    assert!(life.tiers(1).is_empty(), "withdrawn before the miss is answered");
+    life.put_on_ssd(1, None).await;
+    assert!(life.get(1).await);
+    drop(life);
+    let life = Life::begin(&[&disk], Options { life: 2, ..Options::default() }).await;
+    assert!(life.get(1).await, "the new one");
+    assert_eq!(life.tiering.adoption().0.unproved_records, 1, "the old one");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_stalls_holds_up_neither_puts_nor_evictions() {
+    let disk = disk(8);
+    let options =
+        Options { queue_bytes: 32 * PAGE as u64, admit: Admit::All, ..Options::default() };
+    let life = Life::begin(&[&disk], options).await;
+    disk.stall();
+    for n in 0..500 {
+        assert!(life.put(n, None), "{n}");
+        tokio::task::yield_now().await;
+    }
+    assert!(life.tiering.queued_bytes() <= 32 * PAGE as u64);
+    assert!(life.counter(|c| &c.refused) > 400);
+    life.tiering.settled().await; // Its deadline passes.
+    assert!(!life.tiering.paths()[0].is_healthy());
+    life.keep().await;
+    assert_eq!(*life.failures.lock(), ["disk 0"]);
+}
+
+#[tokio::test]
+async fn of_two_disks_one_may_fail() {
+    let (good, bad) = (disk(9), disk(10));
+    let life =
+        Life::begin(&[&good, &bad], Options { admit: Admit::All, ..Options::default() }).await;
+    let mut rng = ChaCha8Rng::seed_from_u64(9);
+    for n in 0..40 {
+        life.put_on_ssd(n, None).await;
+    }
+    let on_bad: BTreeSet<u64> = (0..40)
+        .filter(|n| {
+            life.push_out(*n);
+            match life.catalog.peek(&name(*n)).unwrap() {
+                Found::OnSsd(copy) => copy.segment().is_of(&life.tiering.paths()[1]),
+                Found::Here(_) => unreachable!("pushed out"),
+            }
+        })
+        .collect();
+    assert!(!on_bad.is_empty() && on_bad.len() < 40, "both disks are used: {on_bad:?}");
+    bad.fail(true);
+    let first = *on_bad.first().unwrap();
+    assert!(!life.get(first).await);
+    life.keep().await; // Withdraws the rest.
+    life.tiering.settled().await;
+    for n in 0..40 {
+        assert_eq!(life.tiers(n).is_empty(), on_bad.contains(&n), "{n}");
+        assert_eq!(life.get(n).await, !on_bad.contains(&n), "{n}");
+    }
+    for n in 100..120 {
+        life.put_on_ssd(n, Some(rng.random_range(0..40))).await;
+    }
+    assert_eq!(*life.failures.lock(), ["disk 1"]);
+    assert_eq!(life.catalog.audit().empty_parts, 0);
+}
+
+#[tokio::test]
+async fn old_segments_make_room_without_leaving_holes_and_hot_parts_stay() {
+    let disk = disk(11);
+    let options = Options { promote: Promote::Never, arena_pages: 48, ..Options::default() };
+    let life = Life::begin(&[&disk], options).await;
+    // A hot prompt of three blocks, and chains of five that come once and again.
+    for n in 0..3 {
+        life.put_on_ssd(n, (n > 0).then(|| n - 1)).await;
+    }
+    for chain in 0..60u64 {
+        for block in 0..5 {
+            let n = 1000 + chain * 5 + block;
+            life.put_on_ssd(n, Some(if block == 0 { 2 } else { n - 1 })).await;
+            for hot in 0..3 {
+                assert!(life.get(hot).await, "hot {hot} after {n}");
+            }
+        }
+        let audit = life.catalog.audit();
+        assert_eq!((audit.holes, audit.empty_parts), (0, 0), "after chain {chain}");
+    }
+    let written = life.counter(|c| &c.committed);
+    assert_eq!(written, 303);
+    let readable: Vec<u64> = (1000..1300).filter(|n| !life.tiers(*n).is_empty()).collect();
+    assert!(readable.len() > 20 && readable.len() < 250, "{}", readable.len());
+    for n in &readable {
+        assert!(life.get(*n).await, "{n} is listed and cannot be read");
+    }
+    let carried = &life.tiering.paths()[0].counters().carried_records;
+    assert!(carried.load(Ordering::Relaxed) >= 3);
+}
