@@ -19,8 +19,10 @@ use tokio_util::sync::CancellationToken;
 
 /// The budget counts in these, so that any queue fits the semaphore.
 const UNIT: u64 = 4096;
-/// Bytes a second that a path is taken to write before it was measured.
-const UNMEASURED: f64 = 1e9;
+/// Bytes a second that a path is taken to write before it was measured: it is tried first.
+const UNMEASURED: f64 = f64::INFINITY;
+/// How much slower a full path counts than an empty one: what is written to the emptier one is kept longer.
+const FULL: f64 = 4.0;
 /// Weight of the newest measurement.
 const NEWEST: f64 = 0.1;
 
@@ -144,8 +146,8 @@ impl Load {
     #[expect(clippy::cast_precision_loss, reason = "an estimate")]
     fn measured(&self, bytes: u64, seconds: f64) {
         if seconds > 0.0 {
-            let mut speed = self.bytes_per_second.lock();
-            *speed += NEWEST * (bytes as f64 / seconds - *speed);
+            let (mut speed, now) = (self.bytes_per_second.lock(), bytes as f64 / seconds);
+            *speed = if speed.is_finite() { *speed + NEWEST * (now - *speed) } else { now };
         }
     }
 
@@ -162,9 +164,12 @@ impl Tiering {
     fn best_path(&self, len: u64, tried: &[bool]) -> Option<(usize, Arc<SsdPath>)> {
         let healthy = self.paths.iter().enumerate();
         let healthy = healthy.filter(|(index, path)| !tried[*index] && path.is_healthy());
-        let when = |index: usize| self.writer.loads[index].seconds_for(len);
-        let best = healthy.min_by(|(a, _), (b, _)| when(*a).total_cmp(&when(*b)))?;
-        Some((best.0, Arc::clone(best.1)))
+        let cost = |(index, path): &(usize, &Arc<SsdPath>)| {
+            let full = share(path.used_bytes(), path.settings().capacity);
+            self.writer.loads[*index].seconds_for(len) * (1.0 + (FULL - 1.0) * full)
+        };
+        let (index, path) = healthy.min_by(|a, b| cost(a).total_cmp(&cost(b)))?;
+        Some((index, Arc::clone(path)))
     }
 
     /// Makes a written copy part of the catalog.
@@ -179,4 +184,9 @@ impl Tiering {
             self.catalog.evict_from_ssd(name, &copy);
         }
     }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "an estimate")]
+fn share(of: u64, all: u64) -> f64 {
+    of as f64 / (all as f64).max(1.0)
 }
