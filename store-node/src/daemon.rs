@@ -119,6 +119,7 @@ pub async fn run(config: NodeConfig, context: Context) -> Result<(), TaskError> 
         name,
         data_address: data_address.to_string(),
         socket: socket.display().to_string(),
+        dram_holds_bytes: config.dram.holds_bytes(catalog.arena().capacity_bytes()),
         started: Instant::now(),
     };
     let serving = tonic::transport::Server::builder()
