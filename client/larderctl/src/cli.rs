@@ -41,8 +41,8 @@ Examples:
 /// Where the tokens of a prompt come from: blocks are named by tokens, never by text.
 const TOKENS: &str = r#"Tokens of a text, as an engine counts them for this very model:
   curl -s localhost:8000/tokenize -d '{"prompt": "TEXT OF THE PROMPT"}' > prompt.json
-Their model is the one that `larderctl models` lists. Only whole blocks of a prompt are kept: of 32 tokens
-with the bundled engine. A prompt that is sent as a list of token ids is that list."#;
+Their model is the one that `larderctl models` lists. Only whole blocks of a prompt are kept, with
+the bundled engine of 32 tokens. A prompt that is sent as a list of token ids is that list."#;
 
 /// How to come by tokens, and examples that use them.
 fn with_tokens(examples: &str) -> String {
