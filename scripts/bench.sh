@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 . scripts/stages.sh
 
 stage packages scripts/system-packages.sh
-stage build cargo build --release --package larder-bench
+stage build cargo build --release --workspace --bins
 mkdir -p target/bench
 for question in transfer index; do
     stage "$question" target/release/larder-bench "$question" --quick --json "target/bench/$question.json"

@@ -8,7 +8,8 @@ cd "$(dirname "$0")/.."
 scripts/system-packages.sh
 model=$(scripts/fetch-model.sh)
 echo "demo: building (the first time compiles RocksDB and llama.cpp: about 17 minutes on two cores)" >&2
-cargo build --release -p larder-master -p larder-store-node -p larder-engine -p larderctl -p larder-tests
+# The command of README.md: with fewer packages cargo would unify other features, and build again there.
+cargo build --release --workspace --bins
 target/release/larder-demo "$model" target/demo.json
 cat <<'TEXT'
 

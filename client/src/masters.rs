@@ -27,6 +27,8 @@ use tonic::{
 
 /// How long one master may take to answer a question.
 pub const CALL_DEADLINE: Duration = Duration::from_secs(2);
+/// Who is asked here, in [`describe`].
+const MASTER: &str = "a master (its control port, 7400 by default)";
 /// How long a connection attempt may take.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(1);
 /// How often a connection is pinged, and how long the answer may take.
@@ -102,7 +104,7 @@ impl Masters {
                     return Err(ClientError::Invalid(status.message().to_owned()));
                 }
                 Ok(Err(status)) => {
-                    errors.push(format!("{address}: {}", describe(&status)));
+                    errors.push(format!("{address}: {}", describe(&status, MASTER)));
                 }
                 Err(_) => {
                     // The next question begins with another master.
@@ -130,7 +132,7 @@ impl Masters {
             async move {
                 let answer = match asked.await {
                     Ok(Ok(answer)) => Ok(answer.into_inner()),
-                    Ok(Err(status)) => Err(describe(&status)),
+                    Ok(Err(status)) => Err(describe(&status, MASTER)),
                     Err(_) => Err(format!("no answer within {CALL_DEADLINE:?}")),
                 };
                 (address.clone(), answer)
@@ -147,7 +149,7 @@ impl Masters {
             let mut client = client.clone();
             match timeout(CALL_DEADLINE, client.register_model(request.clone())).await {
                 Ok(Ok(_)) => {}
-                Ok(Err(status)) => errors.push(format!("{address}: {}", describe(&status))),
+                Ok(Err(status)) => errors.push(format!("{address}: {}", describe(&status, MASTER))),
                 Err(_) => errors.push(format!("{address}: no answer within {CALL_DEADLINE:?}")),
             }
         }
@@ -189,14 +191,33 @@ fn is_final(code: Code) -> bool {
     )
 }
 
-/// The message of a status, and what is at the bottom of it. What lies between says the same again.
-pub fn describe(status: &Status) -> String {
+/// Why a question was not answered: the message of a status, and what is at the bottom of it. What lies
+/// between says the same again. `who` was asked: `a master`, `a node`.
+pub fn describe(status: &Status, who: &str) -> String {
     let mut cause = std::error::Error::source(status);
     while let Some(deeper) = cause.and_then(std::error::Error::source) {
         cause = Some(deeper);
     }
-    match cause {
+    let text = match cause {
         Some(cause) => format!("{}: {cause}", status.message()),
         None => status.message().to_owned(),
+    };
+    match not_the_one(status.code(), &text) {
+        Some(why) => format!("this is not {who}: {why}"),
+        // One that dies looks the same as somebody who understands nothing.
+        None if ["broken pipe", "connection reset"].iter().any(|end| text.contains(end)) => {
+            format!("{text}; it died, or this is not {who}")
+        }
+        None => text,
     }
+}
+
+/// What else listens there, if what came back tells that.
+fn not_the_one(code: Code, text: &str) -> Option<&'static str> {
+    // What an HTTP/1 server or a data plane says is no HTTP/2 frame.
+    if text.contains("frame with invalid size") {
+        return Some("what listens there does not speak gRPC");
+    }
+    // An HTTP/2 server without the service: of another kind, or a web server (404).
+    (code == Code::Unimplemented).then_some("another service answers there, or another version")
 }

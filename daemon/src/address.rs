@@ -68,9 +68,9 @@ pub enum BindError {
         source: io::Error,
     },
     /// The system refuses, mostly because another process listens there.
-    #[error("listen on {address} for {what}")]
+    #[error("listen on {address} for {what} (--{what}.listen takes another address, or port 0)")]
     Bind {
-        /// What it was for.
+        /// What it was for; its address is the key `listen` in the table of that name.
         what: &'static str,
         /// As configured.
         address: HostPort,

@@ -118,8 +118,12 @@ where
         Ok(Command::Run(effective)) => match start(effective, daemon) {
             Ok(()) => EXIT_OK,
             Err(error) => {
-                // The log may be off, or may be what could not be installed.
-                eprintln!("{}: {}", C::KIND.binary(), chain(&error));
+                let (binary, why) = (C::KIND.binary(), chain(&error));
+                // Once: the log may be off, or may be what could not be installed.
+                match tracing::enabled!(tracing::Level::ERROR) {
+                    true => error!("{binary} failed: {why}"),
+                    false => eprintln!("{binary} failed: {why}"),
+                }
                 EXIT_FAILED
             }
         },
@@ -141,6 +145,8 @@ enum LaunchError {
     Bind(#[from] BindError),
     #[error(transparent)]
     Run(#[from] RunError),
+    #[error(transparent)]
+    Daemon(TaskError),
 }
 
 fn start<C, F, E>(
@@ -218,13 +224,17 @@ where
         outcome = tasks.run(stop_grace + OUTER_GRACE) => outcome,
         never = signals => match never {},
     };
-    match &outcome {
-        Ok(()) => info!("stopped"),
-        Err(error) => {
-            error!(error = chain(error), "stopped");
+    match outcome {
+        Ok(()) => {
+            info!("stopped");
+            Ok(())
         }
+        // That the daemon itself is a task is nobody's business but ours.
+        Err(RunError::Failed { task, source }) if task == C::KIND.binary() => {
+            Err(LaunchError::Daemon(source))
+        }
+        Err(error) => Err(error.into()),
     }
-    Ok(outcome?)
 }
 
 /// Without a signal it is the end of a task that stops the others, who may take their time.

@@ -21,7 +21,7 @@ crate::settings! {
     /// The `[log]` table: what is logged, and how. Logs go to standard error.
     pub struct LogConfig {
         /// Least severe level to log (error, warn, info, debug, trace, off); also by module, as in
-        /// `info,larder_store_node=debug`.
+        /// `debug,h2=info`.
         pub level: LogFilter = LogFilter::info(),
         /// `text` for people, `json` for machines.
         pub format: LogFormat = LogFormat::Text,
@@ -72,7 +72,7 @@ impl fmt::Display for LogFilter {
 crate::text_setting!(
     LogFilter,
     "LEVEL",
-    "a level (error, warn, info, debug, trace, off) or a list like info,larder_store_node=debug"
+    "a level (error, warn, info, debug, trace, off) or a list like debug,h2=info"
 );
 
 /// Sends the events of this process, and panics as error events, to standard error.

@@ -233,9 +233,13 @@ fn a_stop_is_bounded_by_its_grace_even_when_a_thread_is_blocked() {
 
 #[test]
 fn a_task_that_fails_or_panics_ends_the_daemon_with_code_1_and_the_cause() {
-    let (code, _, stderr) = Daemon::start("--behaviour failing --log.level off").end();
-    assert_eq!(code, 1);
-    assert!(stderr.contains("task larder-node failed: task worker failed: disk full"), "{stderr}");
+    for log in ["off", "error", "info"] {
+        let (code, _, stderr) =
+            Daemon::start(&format!("--behaviour failing --log.level {log}")).end();
+        assert_eq!(code, 1);
+        assert!(stderr.contains("larder-node failed: task worker failed: disk full"), "{stderr}");
+        assert_eq!(stderr.matches("disk full").count(), 1, "told once: {stderr}");
+    }
 
     let (code, _, stderr) = Daemon::start("--behaviour panicking --log.format json").end();
     assert_eq!(code, 1);
@@ -275,7 +279,12 @@ fn a_taken_port_is_code_1_and_named() {
     let address = taken.local_addr().unwrap();
     let (code, _, stderr) = Daemon::start(&format!("--metrics.listen {address}")).end();
     assert_eq!(code, 1);
-    assert!(stderr.contains(&format!("listen on {address} for metrics: ")), "{stderr}");
+    let told = format!(
+        "larder-node failed: listen on {address} for metrics (--metrics.listen takes another \
+         address, or port 0): Address already in use"
+    );
+    assert!(stderr.contains(&told), "{stderr}");
+    assert_eq!(stderr.matches("Address already in use").count(), 1, "told once: {stderr}");
 }
 
 impl Drop for Daemon {

@@ -10,48 +10,8 @@ use crate::{
 };
 use larder_proto::{
     BlockKey, ContentFingerprint, LayoutFingerprint, Location, ModelVersion, control,
-    event::RecordKind, ids::TenantName,
+    event::RecordKind, explain::Reason, ids::TenantName,
 };
-
-/// The closed list of reasons.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reason {
-    /// It is usable now.
-    Hit,
-    /// No node in session has it, and nothing is remembered of it.
-    NeverSeen,
-    /// It was there and was removed lately.
-    Evicted,
-    /// It is there in another layout.
-    OtherLayout,
-    /// It is there under another content.
-    OtherContent,
-    /// Parts of it are missing everywhere.
-    Incomplete,
-    /// Who has it is not in session.
-    NodeDown,
-    /// It was there and was withdrawn because a copy was damaged.
-    Damaged,
-    /// Another tenant has it.
-    NotYours,
-}
-
-impl Reason {
-    /// As it travels.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Hit => "hit",
-            Self::NeverSeen => "never_seen",
-            Self::Evicted => "evicted",
-            Self::OtherLayout => "other_layout",
-            Self::OtherContent => "other_content",
-            Self::Incomplete => "incomplete",
-            Self::NodeDown => "node_down",
-            Self::Damaged => "damaged",
-            Self::NotYours => "not_yours",
-        }
-    }
-}
 
 /// The question, read.
 struct Question {
@@ -106,7 +66,8 @@ fn reason(cluster: &Cluster, question: &Question) -> (Reason, String, Vec<Holder
         }
         let missing = index.missing_parts(*space, key).unwrap_or_default();
         if missing.is_empty() {
-            let detail = format!("held by {} node(s) in layout {}", holders.len(), model.layout);
+            let nodes = nodes(holders.len());
+            let detail = format!("held by {nodes} in layout {}", model.layout);
             return (Reason::Hit, detail, holders);
         }
         let parts: Vec<String> = missing.iter().take(16).map(|part| part.0.to_string()).collect();
@@ -168,13 +129,17 @@ fn never_seen(cluster: &Cluster) -> String {
     let coverage = cluster.coverage(&cluster.roster());
     let mut detail = "no node in session holds it and no removal of it is remembered".to_owned();
     if coverage.nodes_synced < coverage.nodes_known {
-        let missing = coverage.nodes_known - coverage.nodes_synced;
-        detail.push_str(&format!("; {missing} node(s) are not in step with this master"));
+        let (synced, known) = (coverage.nodes_synced, nodes(coverage.nodes_known as usize));
+        detail.push_str(&format!("; {synced} of {known} in step with this master"));
     }
     if coverage.index_limited {
         detail.push_str("; the index is at its limit and leaves entries out");
     }
     detail
+}
+
+fn nodes(count: usize) -> String {
+    format!("{count} node{}", if count == 1 { "" } else { "s" })
 }
 
 fn name(cluster: &Cluster, location: Location) -> String {

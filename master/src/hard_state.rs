@@ -62,15 +62,27 @@ pub enum HardStateError {
         /// What is wrong.
         why: &'static str,
     },
+    /// Another master uses the directory.
+    #[error(
+        "{} is in use by another larder-master (--state_dir names another place)",
+        path.display()
+    )]
+    InUse {
+        /// The state directory.
+        path: PathBuf,
+    },
+    /// The system gives no random bytes.
+    #[error("draw a cluster id")]
+    Random(#[source] io::Error),
     /// The file system refuses.
-    #[error("use {}", path.display())]
+    #[error("use {} (--state_dir names another place)", path.display())]
     Io {
         /// Which file or directory.
         path: PathBuf,
         /// What it said.
         source: io::Error,
     },
-    /// RocksDB refuses; mostly because another master uses the directory.
+    /// RocksDB refuses.
     #[error("{what} the hard state")]
     Db {
         /// What was being done.
@@ -120,7 +132,12 @@ impl HardState {
         options.set_write_buffer_size(1 << 20);
         options.set_max_open_files(64);
         options.set_keep_log_file_num(2);
-        let db = DB::open(&options, state_dir.join(DB_DIR)).map_err(db_error("open"))?;
+        let db = DB::open(&options, state_dir.join(DB_DIR)).map_err(|error| {
+            match is_locked(&error) {
+                true => HardStateError::InUse { path: state_dir.to_owned() },
+                false => db_error("open")(error),
+            }
+        })?;
         let state = Self { db };
         let life = state.begin_life()?;
         Ok((state, life))
@@ -260,10 +277,14 @@ fn write_format(state_dir: &Path, path: &Path) -> Result<(), HardStateError> {
 
 fn random_id() -> Result<[u8; 16], HardStateError> {
     let mut id = [0; 16];
-    let path = Path::new("/dev/urandom");
-    let read = File::open(path).and_then(|mut source| source.read_exact(&mut id));
-    read.map_err(|source| HardStateError::Io { path: path.to_owned(), source })?;
+    let read = File::open("/dev/urandom").and_then(|mut source| source.read_exact(&mut id));
+    read.map_err(HardStateError::Random)?;
     Ok(id)
+}
+
+/// RocksDB has no code of its own for a directory that is in use; it names its lock file.
+fn is_locked(error: &rocksdb::Error) -> bool {
+    error.kind() == rocksdb::ErrorKind::IOError && error.to_string().contains("/LOCK: ")
 }
 
 fn db_error(what: &'static str) -> impl Fn(rocksdb::Error) -> HardStateError {
@@ -347,10 +368,8 @@ mod tests {
     fn a_second_master_on_the_same_directory_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let _first = HardState::open(dir.path()).unwrap();
-        assert!(matches!(
-            HardState::open(dir.path()),
-            Err(HardStateError::Db { what: "open", .. })
-        ));
+        let error = HardState::open(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("is in use by another larder-master (--state_dir"), "{error}");
     }
 
     #[test]

@@ -14,6 +14,7 @@ pub mod checksum;
 #[cfg(feature = "control")]
 pub mod control;
 pub mod event;
+pub mod explain;
 pub mod fingerprint;
 pub mod frame;
 pub mod ids;

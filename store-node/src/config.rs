@@ -190,6 +190,19 @@ larder_daemon::settings! {
     }
 }
 
+impl DramConfig {
+    /// What a tier of this capacity holds without evicting.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "the share is in 0..=1 (held by the rules) and capacities are far below 2^52"
+    )]
+    pub fn holds_bytes(&self, capacity_bytes: u64) -> u64 {
+        (capacity_bytes as f64 * self.high_watermark) as u64
+    }
+}
+
 impl NodeConfig {
     /// Bounds of the serving side.
     pub fn limits(&self) -> Limits {

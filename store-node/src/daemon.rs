@@ -49,7 +49,7 @@ const REGISTRAR: Duration = Duration::from_secs(10);
 /// Runs a node until `context.stop`.
 pub async fn run(config: NodeConfig, context: Context) -> Result<(), TaskError> {
     let state = StateDir::open(&config.state_dir)
-        .map_err(|error| named(error, "open the state directory", &config.state_dir))?;
+        .map_err(|error| named(error, "use the state directory", &config.state_dir, "state_dir"))?;
     let (id, incarnation) = (state.node_id()?, state.next_incarnation()?);
     let name = config.name.clone().unwrap_or_else(host_name);
     info!(node = %id, %incarnation, name, "node");
@@ -66,10 +66,11 @@ pub async fn run(config: NodeConfig, context: Context) -> Result<(), TaskError> 
     let (control, control_bound) = config.control.listen.bind("control").await?;
     let socket = &config.local.socket;
     if let Some(parent) = socket.parent() {
-        fs::create_dir_all(parent).map_err(|error| named(error, "make", parent))?;
+        fs::create_dir_all(parent)
+            .map_err(|error| named(error, "make the folder", parent, "local.socket"))?;
     }
-    let local =
-        Listener::unix(socket).map_err(|error| named(error, "listen for engines on", socket))?;
+    let local = Listener::unix(socket)
+        .map_err(|error| named(error, "listen for engines on", socket, "local.socket"))?;
     announce("local", &socket.display());
 
     let data_address = AdvertiseAddress::for_bound(config.data.advertise.as_ref(), data_bound);
@@ -132,6 +133,7 @@ pub async fn run(config: NodeConfig, context: Context) -> Result<(), TaskError> 
         name,
         data_address: data_address.to_string(),
         socket: socket.display().to_string(),
+        dram_holds_bytes: config.dram.holds_bytes(catalog.arena().capacity_bytes()),
         started: Instant::now(),
     };
     let serving = tonic::transport::Server::builder()
@@ -261,6 +263,8 @@ fn host_name() -> String {
     name.nodename().to_string_lossy().into_owned()
 }
 
-fn named(error: io::Error, doing: &str, path: &Path) -> io::Error {
-    io::Error::new(error.kind(), format!("{doing} {}: {error}", path.display()))
+/// The error of a path that the configuration names, with the key that names another.
+fn named(error: io::Error, doing: &str, path: &Path, key: &str) -> io::Error {
+    let path = path.display();
+    io::Error::new(error.kind(), format!("{doing} {path} (--{key} names another place): {error}"))
 }

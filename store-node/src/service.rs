@@ -21,6 +21,8 @@ pub struct NodeService {
     pub data_address: String,
     /// The socket for engines of this host.
     pub socket: String,
+    /// What the dram tier holds without evicting.
+    pub dram_holds_bytes: u64,
     /// When the node started.
     pub started: Instant,
 }
@@ -35,6 +37,7 @@ impl node_server::Node for NodeService {
             used_bytes: catalog.arena().used_bytes(),
             parts: catalog.part_count(),
             evictable_bytes: catalog.evictable_bytes(),
+            holds_bytes: self.dram_holds_bytes,
         };
         let events = metrics::catalog_events(node);
         Ok(Response::new(NodeStatusReply {

@@ -30,8 +30,7 @@ impl StateDir {
         fs::create_dir_all(path)?;
         let lock = File::create(path.join("lock"))?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
-            let why = format!("{} is used by a node that is running", path.display());
-            io::Error::new(io::ErrorKind::AddrInUse, why)
+            io::Error::new(io::ErrorKind::ResourceBusy, "in use by another larder-node")
         })?;
         Ok(Self { path: path.to_owned(), _lock: lock })
     }
@@ -143,7 +142,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let state = StateDir::open(dir.path()).unwrap();
         let (id, life) = (state.node_id().unwrap(), state.next_incarnation().unwrap());
-        assert!(StateDir::open(dir.path()).is_err(), "one node at a time");
+        let second = StateDir::open(dir.path()).unwrap_err();
+        assert_eq!(second.to_string(), "in use by another larder-node");
         drop(state);
         let state = StateDir::open(dir.path()).unwrap();
         assert_eq!(state.node_id().unwrap(), id);

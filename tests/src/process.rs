@@ -2,12 +2,16 @@
 //!
 //! A daemon listens on port 0 and tells its addresses on standard output (`listening: control
 //! 127.0.0.1:41234`). It is killed when its handle is dropped, so a failing test leaves nothing behind.
+//! What it logs is passed on, and the end of it is part of the error when it does not start.
 
+use parking_lot::Mutex;
 use std::{
-    collections::BTreeMap,
-    io,
+    collections::{BTreeMap, VecDeque},
+    io::{self, BufRead, PipeReader},
     path::PathBuf,
     process::{ExitStatus, Stdio},
+    sync::Arc,
+    thread::{self, JoinHandle},
     time::Duration,
 };
 use tokio::{
@@ -16,8 +20,19 @@ use tokio::{
     time::timeout,
 };
 
-/// How long a daemon may take until it listens.
-const START_LIMIT: Duration = Duration::from_secs(30);
+/// How long a daemon may take until it listens: loads of a busy machine included.
+const START_LIMIT: Duration = Duration::from_secs(120);
+/// How many of the last lines of a log an error shows.
+const LAST_LINES: usize = 8;
+
+/// What becomes of a daemon's log, besides its last lines in the error of a failed start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Logs {
+    /// It goes to standard error.
+    PassedOn,
+    /// Nothing: somebody else speaks there.
+    Kept,
+}
 
 /// A running daemon.
 #[derive(Debug)]
@@ -34,8 +49,23 @@ impl Daemon {
     /// # Errors
     /// The binary is missing, or the daemon ends or says nothing for too long.
     pub async fn start(name: &str, args: &[String], sockets: &[&str]) -> io::Result<Self> {
+        Self::start_with(Logs::PassedOn, name, args, sockets).await
+    }
+
+    /// As [`Self::start`], with a choice of what becomes of its log.
+    ///
+    /// # Errors
+    /// The binary is missing, or the daemon ends or says nothing for too long.
+    pub async fn start_with(
+        logs: Logs,
+        name: &str,
+        args: &[String],
+        sockets: &[&str],
+    ) -> io::Result<Self> {
         let mut command = Command::new(binary(name)?);
-        command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
+        let (errors, to_errors) = io::pipe()?;
+        command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(to_errors);
+        command.kill_on_drop(true);
         // Nothing of the surroundings configures a daemon under test.
         for (variable, _) in std::env::vars_os() {
             if variable.to_string_lossy().starts_with("LARDER_") {
@@ -43,13 +73,15 @@ impl Daemon {
             }
         }
         let mut child = command.spawn()?;
+        drop(command); // And with it our end of the pipe, so that it ends with the daemon.
+        let log = Log::follow(errors, logs);
         let stdout = child.stdout.take().ok_or_else(|| io::Error::other("no standard output"))?;
         let mut lines = BufReader::new(stdout).lines();
         let mut addresses = BTreeMap::new();
         let listening = async {
-            while sockets.iter().any(|socket| !addresses.contains_key(*socket)) {
+            while let Some(missing) = sockets.iter().find(|it| !addresses.contains_key(**it)) {
                 let Some(line) = lines.next_line().await? else {
-                    return Err(io::Error::other(format!("{name} ended before it listened")));
+                    return Ok(Some(*missing));
                 };
                 if let Some(rest) = line.strip_prefix("listening: ")
                     && let Some((what, address)) = rest.split_once(' ')
@@ -57,12 +89,22 @@ impl Daemon {
                     addresses.insert(what.to_owned(), address.to_owned());
                 }
             }
-            Ok(())
+            Ok::<_, io::Error>(None)
         };
-        timeout(START_LIMIT, listening)
-            .await
-            .map_err(|_| io::Error::other(format!("{name} does not listen")))??;
-        Ok(Self { child, addresses, _stdout: lines })
+        let why = match timeout(START_LIMIT, listening).await {
+            Ok(outcome) => match outcome? {
+                None => return Ok(Self { child, addresses, _stdout: lines }),
+                Some(missing) => {
+                    let status = child.wait().await?;
+                    format!("it ended ({status}) before it listened for {missing}")
+                }
+            },
+            Err(_) => {
+                child.kill().await?;
+                format!("it did not listen for {} within {START_LIMIT:?}", sockets.join(", "))
+            }
+        };
+        Err(io::Error::other(format!("{name} did not start: {why}; {}", log.last_words())))
     }
 
     /// Where it listens for `socket`.
@@ -92,6 +134,47 @@ impl Daemon {
     /// The process cannot be waited for.
     pub async fn wait(mut self) -> io::Result<ExitStatus> {
         self.child.wait().await
+    }
+}
+
+/// Reads the log of a daemon line by line. On a thread of its own, so that a daemon never waits for
+/// a test that blocks its runtime.
+struct Log {
+    last: Arc<Mutex<VecDeque<String>>>,
+    reader: JoinHandle<()>,
+}
+
+impl Log {
+    fn follow(errors: PipeReader, logs: Logs) -> Self {
+        let last: Arc<Mutex<VecDeque<String>>> = Arc::default();
+        let kept = Arc::clone(&last);
+        let reader = thread::spawn(move || {
+            for line in io::BufReader::new(errors).lines().map_while(Result::ok) {
+                if logs == Logs::PassedOn {
+                    eprintln!("{line}");
+                }
+                let mut kept = kept.lock();
+                if kept.len() == LAST_LINES {
+                    kept.pop_front();
+                }
+                kept.push_back(line);
+            }
+        });
+        Self { last, reader }
+    }
+
+    /// The end of the log of a daemon that has ended.
+    fn last_words(self) -> String {
+        // It ends with the pipe. Nothing to tell if it panicked.
+        let _ = self.reader.join();
+        let last = self.last.lock();
+        match last.is_empty() {
+            true => "it logged nothing".to_owned(),
+            false => format!(
+                "the last it logged:\n  {}",
+                last.iter().cloned().collect::<Vec<_>>().join("\n  ")
+            ),
+        }
     }
 }
 

@@ -23,7 +23,8 @@ fn blocks(answer: &Answer) -> u64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prefix_comes_from_a_peer_with_the_same_output_and_without_it_when_the_peer_is_dead() {
-    let mut cluster = Cluster::start(&model(), |_| ()).await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let mut cluster = Cluster::start(&model(), folder.path(), |_| ()).await.unwrap();
     let (a, b) =
         (cluster.a.engine.address("http").to_owned(), cluster.b.engine.address("http").to_owned());
     let master = cluster.master.address("control").to_owned();

@@ -4,10 +4,15 @@
 
 use crate::{cli::TokenArgs, error::CtlError, models::Version};
 use larder_proto::{BlockKey, block_key::keys_of};
+use serde::Deserialize;
 use std::{fs, io, path::Path};
 
 /// The most bytes of a file of tokens: far above any prompt.
 const FILE_LIMIT: u64 = 64 << 20;
+
+/// Of a prompt without a key.
+pub(crate) const SHORTER_THAN_A_BLOCK: &str =
+    "the prompt is shorter than one block: only whole blocks are kept";
 
 /// A prompt's whole blocks in one model version.
 #[derive(Debug, Clone)]
@@ -70,12 +75,27 @@ fn bounded(from: impl io::Read) -> io::Result<String> {
     }
 }
 
-/// Reads `[1, 2, 3]`, `1 2 3` or `1,2,3`. The error is the rule that the text breaks.
+/// What `/tokenize` of an engine answers, as far as it matters here.
+#[derive(Deserialize)]
+struct Tokenized {
+    tokens: Vec<u32>,
+}
+
+/// Reads `[1, 2, 3]`, `{"tokens": [1, 2, 3]}`, `1 2 3` or `1,2,3`. The error is the rule that the text
+/// breaks.
 fn parse_tokens(text: &str) -> Result<Vec<u32>, String> {
     let text = text.trim();
-    if text.starts_with('[') {
-        return serde_json::from_str(text)
-            .map_err(|error| format!("must be a JSON list of token ids: {error}"));
+    let tokens = match text.chars().next() {
+        Some('[') => Some(serde_json::from_str(text)),
+        Some('{') => Some(serde_json::from_str(text).map(|Tokenized { tokens }| tokens)),
+        _ => None,
+    };
+    if let Some(tokens) = tokens {
+        return tokens.map_err(|error| {
+            format!(
+                "must be a JSON list of token ids, or an object with one as \"tokens\": {error}"
+            )
+        });
     }
     let words = text.split(|c: char| c.is_whitespace() || c == ',').filter(|word| !word.is_empty());
     let token = |(at, word): (usize, &str)| {
@@ -97,7 +117,8 @@ mod tests {
 
     #[test]
     fn tokens_are_read_from_json_and_from_plain_numbers() {
-        for text in ["[1, 2,3]", "1 2 3\n", "1,2,3", " 1\n2\t3 "] {
+        let tokenized = r#"{"count": 3, "tokens": [1, 2, 3]}"#;
+        for text in ["[1, 2,3]", tokenized, "1 2 3\n", "1,2,3", " 1\n2\t3 "] {
             assert_eq!(parse_tokens(text), Ok(vec![1, 2, 3]), "{text}");
         }
     }
@@ -107,6 +128,7 @@ mod tests {
         assert!(parse_tokens("1 2 x3").unwrap_err().starts_with("token 2 = \"x3\": must be"));
         assert!(parse_tokens("1 -2").unwrap_err().starts_with("token 1"));
         assert!(parse_tokens("[1, 2.5]").unwrap_err().contains("JSON list"));
+        assert!(parse_tokens(r#"{"error": {}}"#).unwrap_err().contains("missing field `tokens`"));
         assert!(parse_tokens(" \n").unwrap_err().contains("at least one"));
     }
 }

@@ -34,9 +34,20 @@ const EXAMPLES: &str = "\
 Examples:
   larderctl status                                  is the cluster well?
   larderctl nodes                                   who holds how much?
-  larderctl explain --model llama --tokens p.json   why was this prompt no hit?
+  larderctl explain --model llama --tokens p.json   why was this prompt no hit? see its --help
   larderctl put notes.txt --name notes              keep a file, to try things out
   larderctl -o json stats | jq .nodes               for machines: sizes in bytes, ids in full";
+
+/// Where the tokens of a prompt come from: blocks are named by tokens, never by text.
+const TOKENS: &str = r#"Tokens of a text, as an engine counts them for this very model:
+  curl -s localhost:8000/tokenize -d '{"prompt": "TEXT OF THE PROMPT"}' > prompt.json
+Their model is the one that `larderctl models` lists. Only whole blocks of a prompt are kept, with
+the bundled engine of 32 tokens. A prompt that is sent as a list of token ids is that list."#;
+
+/// How to come by tokens, and examples that use them.
+fn with_tokens(examples: &str) -> String {
+    format!("{TOKENS}\n\n{examples}")
+}
 
 /// What every command needs.
 #[derive(Debug, Args)]
@@ -162,11 +173,15 @@ Examples:
     ///
     /// With tokens: how far a match reaches from the start of the prompt, for each model version of the
     /// name. With keys: the holders of each block. Ends with exit code 3 when nothing is held.
-    #[command(after_help = "\
+    #[command(
+        override_usage = "larderctl lookup [OPTIONS] --model <NAME> --tokens <FILE>\n       \
+                          larderctl lookup [OPTIONS] --key <HEX>",
+        after_help = with_tokens("\
 Examples:
   larderctl lookup --model llama --tokens prompt.json
   echo 1 2 3 4 5 6 7 8 | larderctl lookup --model llama --tokens -
-  larderctl lookup --key 5b1f...                 over all model versions")]
+  larderctl lookup --key 5b1f...                 over all model versions")
+    )]
     Lookup {
         #[command(flatten)]
         blocks: BlockArgs,
@@ -190,12 +205,14 @@ Examples:
     /// are shown as one. The exit code is 0 whatever the reason.
     #[command(
         verbatim_doc_comment,
-        after_help = "\
+        override_usage = "larderctl explain [OPTIONS] --model <NAME> --tokens <FILE>\n       \
+                          larderctl explain [OPTIONS] --key <HEX>",
+        after_help = with_tokens("\
 Examples:
   larderctl explain --model llama --tokens prompt.json
   larderctl explain --model llama --content 5b1f... --tokens prompt.json
   larderctl explain --key 77ab...
-  larderctl explain --key 77ab... -o json | jq -r '.models[0].groups[0].reason'"
+  larderctl explain --key 77ab... -o json | jq -r '.models[0].groups[0].reason'")
     )]
     Explain {
         #[command(flatten)]
@@ -208,13 +225,18 @@ Examples:
     /// All stated conditions must hold, within the tenant of --tenant. Shows what would go and asks,
     /// unless --yes. Parts that are being read go as well; their bytes stay until the readers are done.
     /// A node that is not in session keeps its blocks: then the exit code is 1.
-    #[command(after_help = "\
+    #[command(
+        override_usage = "larderctl evict [OPTIONS] --model <NAME> [--tokens <FILE>]\n       \
+                          larderctl evict [OPTIONS] <--content <HEX>|--layout <HEX>|--key <HEX>|\
+                          --producer <NAME>|--all>",
+        after_help = with_tokens("\
 Examples:
   larderctl evict --model llama --dry-run               what would go?
   larderctl evict --model llama --tokens prompt.json    the blocks of one prompt
   larderctl evict --key 77ab... --key 81c0... --yes
   larderctl evict --producer engine-7 --yes             all that a bad engine wrote
-  larderctl --tenant acme evict --all                   everything of a tenant")]
+  larderctl --tenant acme evict --all                   everything of a tenant")
+    )]
     Evict(EvictArgs),
     /// List what may not be evicted now: leases, writes, quarantined memory, with owners
     ///
@@ -244,9 +266,9 @@ Examples:
     },
     /// Keep a file under a name, to try things out
     ///
-    /// The file becomes a chain of blocks of the model version `raw`, put on one node. A name keeps
-    /// the bytes it was first given until its blocks are evicted: like everything in a cache, it may go
-    /// at any time to make room.
+    /// The file becomes a chain of blocks of the model version `raw`, put on one node, which has to hold
+    /// it whole. A name keeps the bytes it was first given until its blocks are evicted: like everything
+    /// in a cache, it may go at any time to make room.
     #[command(after_help = "\
 Examples:
   larderctl put notes.txt --name notes
@@ -345,7 +367,8 @@ pub(crate) struct BlockArgs {
 /// A prompt, from which keys are computed.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct TokenArgs {
-    /// Token ids of a prompt: a JSON list, or numbers between spaces or commas; `-` is standard input
+    /// Token ids of a prompt of --model: what an engine's `/tokenize` answers, a JSON list, or numbers
+    /// between spaces or commas; `-` is standard input
     #[arg(long, value_name = "FILE", requires = "model")]
     pub(crate) tokens: Option<PathBuf>,
     /// The cache salt that the engines use
@@ -391,48 +414,4 @@ fn file_name(text: &str) -> Result<String, String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::CommandFactory;
-
-    #[test]
-    fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn every_command_teaches_by_examples_and_exit_codes_are_stated() {
-        let mut top = Cli::command();
-        assert!(top.render_help().to_string().contains("4  unreachable"));
-        let ours = top.get_subcommands_mut().filter(|command| command.get_name() != "help");
-        for command in ours {
-            let help = command.render_long_help().to_string();
-            assert!(help.contains("Examples:\n  larderctl"), "{}", command.get_name());
-        }
-    }
-
-    #[test]
-    fn the_format_may_stand_before_or_behind_the_command() {
-        let before = Cli::try_parse_from(["larderctl", "-o", "json", "nodes"]).unwrap();
-        assert_eq!((before.output.output, before.command.format()), (Some(Format::Json), None));
-        let behind = Cli::try_parse_from(["larderctl", "nodes", "-o", "json"]).unwrap();
-        assert_eq!(behind.command.format(), Some(Format::Json));
-    }
-
-    #[test]
-    fn a_command_without_its_condition_is_refused() {
-        for line in [
-            "evict",
-            "explain",
-            "explain --model llama",
-            "explain --tokens file",
-            "lookup --key 12",
-            "evict --all --model llama",
-            "status --timeout 5",
-            "nodes --tenant ../etc",
-        ] {
-            let args = std::iter::once("larderctl").chain(line.split(' '));
-            assert!(Cli::try_parse_from(args).is_err(), "{line}");
-        }
-    }
-}
+mod tests;

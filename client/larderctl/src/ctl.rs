@@ -3,7 +3,7 @@
 use crate::{
     cli::Global,
     error::{CtlError, Doing},
-    output::{Output, span},
+    output::{Output, counted, short, span},
 };
 use futures_util::{StreamExt, stream};
 use larder_client::{
@@ -131,7 +131,7 @@ impl Ctl {
                 };
                 let answer = match answer {
                     Ok(Ok(answer)) => Ok(answer.into_inner()),
-                    Ok(Err(status)) => Err(NotAsked::Failed(masters::describe(&status))),
+                    Ok(Err(status)) => Err(NotAsked::Failed(masters::describe(&status, "a node"))),
                     Err(_) => {
                         let limit = masters::CALL_DEADLINE;
                         Err(NotAsked::Failed(format!("no answer within {limit:?}")))
@@ -145,21 +145,42 @@ impl Ctl {
 
     /// Names of nodes, for holders that a master names by id.
     pub(crate) async fn names(&self) -> Result<Names, CtlError> {
-        let nodes = self.nodes(None).await?;
-        let name =
-            |node: control::NodeInfo| Some((NodeId::try_from(node.node.as_ref()).ok()?, node.name));
-        Ok(Names(nodes.into_iter().filter_map(name).collect()))
+        Ok(Names::of_nodes(&self.nodes(None).await?))
     }
 }
 
-/// What people call nodes.
+/// What people call nodes: by their name, and with the start of their id where several have one name.
 #[derive(Debug)]
-pub(crate) struct Names(HashMap<NodeId, String>);
+pub(crate) struct Names(HashMap<String, String>);
 
 impl Names {
-    /// A node's name; its id where it is not known.
+    /// Of nodes as a master describes them.
+    pub(crate) fn of_nodes(nodes: &[control::NodeInfo]) -> Self {
+        Self::new(nodes.iter().map(|node| (hex(&node.node), node.name.as_str())))
+    }
+
+    /// Of ids in hex, and names.
+    pub(crate) fn new<'a>(nodes: impl Iterator<Item = (String, &'a str)> + Clone) -> Self {
+        let mut holders: HashMap<&str, usize> = HashMap::new();
+        nodes.clone().for_each(|(_, name)| *holders.entry(name).or_default() += 1);
+        let named = |(id, name): (String, &str)| {
+            let called = match holders.get(name) {
+                Some(0 | 1) | None => name.to_owned(),
+                Some(_) => format!("{name} ({})", short(&id)),
+            };
+            (id, called)
+        };
+        Self(nodes.map(named).collect())
+    }
+
+    /// What a node is called; its id where it is not known.
     pub(crate) fn of(&self, node: &NodeId) -> String {
-        self.0.get(node).cloned().unwrap_or_else(|| node.to_string())
+        self.of_hex(&node.to_string())
+    }
+
+    /// The same, of an id in hex.
+    pub(crate) fn of_hex(&self, id: &str) -> String {
+        self.0.get(id).map_or(id, String::as_str).to_owned()
     }
 }
 
@@ -173,9 +194,9 @@ pub(crate) fn all_answered<T>(answers: &[NodeAnswer<T>]) -> Result<(), CtlError>
     match failed.is_empty() {
         true => Ok(()),
         false => {
-            let (count, all) = (failed.len(), answers.len());
+            let (count, all) = (failed.len(), counted(answers.len(), "node"));
             let why = failed.join("; ");
-            Err(CtlError::Unreachable(format!("{count} of {all} nodes gave no answer: {why}")))
+            Err(CtlError::Unreachable(format!("{count} of {all} gave no answer: {why}")))
         }
     }
 }
@@ -183,4 +204,21 @@ pub(crate) fn all_answered<T>(answers: &[NodeAnswer<T>]) -> Result<(), CtlError>
 /// Bytes of an id as hex digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_of_one_name_are_told_apart_by_their_ids() {
+        let ids = [[1; 16], [2; 16], [3; 16]].map(NodeId::from_bytes);
+        let nodes = ids.iter().map(NodeId::to_string).zip(["host", "host", "other"]);
+        let names = Names::new(nodes);
+        assert_eq!(names.of(&ids[0]), "host (010101010101)");
+        assert_eq!(names.of(&ids[1]), "host (020202020202)");
+        assert_eq!(names.of(&ids[2]), "other");
+        let unknown = NodeId::from_bytes([4; 16]);
+        assert_eq!(names.of(&unknown), unknown.to_string());
+    }
 }

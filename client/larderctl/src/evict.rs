@@ -3,10 +3,10 @@
 use crate::{
     blocks::{chains, read_tokens},
     cli::EvictArgs,
-    ctl::{Ctl, hex},
+    ctl::{Ctl, Names, hex},
     error::{CtlError, Doing},
     models,
-    output::{Section, Table, Tone, count, plural, size},
+    output::{Section, Table, Tone, count, counted, plural, size},
 };
 use larder_proto::{
     BlockKey, ModelVersion,
@@ -172,20 +172,21 @@ fn all_obeyed(evicted: &Evicted) -> Result<(), CtlError> {
     match failed.is_empty() {
         true => Ok(()),
         false => {
-            let (some, all) = (failed.len(), evicted.nodes.len());
+            let (some, all) = (failed.len(), counted(evicted.nodes.len(), "node"));
             let why = failed.join("; ");
-            Err(CtlError::Failed(format!("{some} of {all} nodes keep their blocks: {why}")))
+            Err(CtlError::Failed(format!("blocks are kept by {some} of {all}: {why}")))
         }
     }
 }
 
 fn for_people(evicted: &Evicted) -> Vec<Section> {
     let Evicted { dry_run, blocks, bytes, nodes } = evicted;
+    let names = Names::new(nodes.iter().map(|node| (node.node.clone(), node.name.as_str())));
     let mut table = Table::new(&["node", "blocks>", "size>", "error"], "the master knows no node");
     for node in nodes {
         let tone = if node.error.is_some() { Tone::Bad } else { Tone::Plain };
         let error = node.error.clone().unwrap_or_else(|| "-".to_owned());
-        table.row(tone, [node.name.clone(), count(node.blocks), size(node.bytes), error]);
+        table.row(tone, [names.of_hex(&node.node), count(node.blocks), size(node.bytes), error]);
     }
     let verb = if *dry_run { "would be evicted" } else { "evicted" };
     let total = format!("{} block{} {verb}, {}", count(*blocks), plural(*blocks), size(*bytes));

@@ -1,12 +1,12 @@
 //! `lookup`: who holds a prompt's blocks, or a block.
 
 use crate::{
-    blocks::{Chain, chains, read_tokens},
+    blocks::{Chain, SHORTER_THAN_A_BLOCK, chains, read_tokens},
     cli::BlockArgs,
     ctl::{Ctl, Names, QUESTIONS},
     error::{CtlError, Doing},
     models::{self, Version},
-    output::{Section, Table, Tone, plural, short},
+    output::{Section, Table, Tone, counted, plural, short},
     status::Seen,
 };
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -108,7 +108,12 @@ async fn prefixes(ctl: &Ctl, tokens: usize, chains: &[Chain]) -> Result<(), CtlE
     ctl.out.show(&matches, matches_for_people)?;
     match matches.models.iter().any(|found| found.matched_blocks > 0) {
         true => Ok(()),
-        false => Err(CtlError::NotFound("no block of the prompt is held".to_owned())),
+        false if matches.models.iter().all(|found| found.blocks == 0) => {
+            Err(CtlError::NotFound(SHORTER_THAN_A_BLOCK.to_owned()))
+        }
+        false => Err(CtlError::NotFound(
+            "no block of the prompt is held; `larderctl explain` says why".to_owned(),
+        )),
     }
 }
 
@@ -144,12 +149,12 @@ fn matches_for_people(matches: &Matches) -> Vec<Section> {
     let mut sections = Vec::new();
     for found in &matches.models {
         let title = format!(
-            "{}\n{} of {} tokens match: {} of {} whole blocks of {}",
+            "{}\n{} of {} match: {} of {} of {}",
             found.title,
             found.matched_tokens,
-            matches.tokens,
+            counted(matches.tokens, "token"),
             found.matched_blocks,
-            found.blocks,
+            counted(found.blocks, "whole block"),
             found.block_tokens
         );
         sections.push(Section::Text(title));

@@ -236,6 +236,12 @@ pub(crate) fn short(id: &str) -> String {
     id.chars().take(12).collect()
 }
 
+/// `1 block`, `2 blocks`.
+pub(crate) fn counted(number: usize, what: &str) -> String {
+    let number = number as u64;
+    format!("{} {what}{}", count(number), plural(number))
+}
+
 /// `s` where there is not just one.
 pub(crate) fn plural(number: u64) -> &'static str {
     if number == 1 { "" } else { "s" }
@@ -255,6 +261,8 @@ mod tests {
         let times = [5, 59_999, 61_000, 3_660_000, 90_000_000].map(time);
         assert_eq!(times, ["5ms", "59s", "1m 1s", "1h 1m", "1d 1h"]);
         assert_eq!([0, 999, 1000, 1_234_567].map(count), ["0", "999", "1,000", "1,234,567"]);
+        let counts = [0, 1, 2000].map(|number| counted(number, "block"));
+        assert_eq!(counts, ["0 blocks", "1 block", "2,000 blocks"]);
         assert_eq!((share(1, 3), share(1, 0)), ("33 %".to_owned(), "-".to_owned()));
     }
 

@@ -1,7 +1,7 @@
 //! `stats` and `pins`: what the nodes say of themselves, and the counters of all.
 
 use crate::{
-    ctl::{Ctl, NodeAnswer, all_answered, hex},
+    ctl::{Ctl, Names, NodeAnswer, all_answered, hex},
     error::CtlError,
     output::{Section, Table, Tone, count, plural, share, size, time},
 };
@@ -28,6 +28,9 @@ struct Master {
 #[derive(Debug, Serialize)]
 struct Node {
     name: String,
+    /// Differs from the name where several nodes have it.
+    #[serde(skip)]
+    called: String,
     node: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
@@ -85,17 +88,21 @@ pub(crate) async fn stats(ctl: &Ctl, chosen: Option<&str>) -> Result<(), CtlErro
         };
         Master { address, error, counters }
     });
-    let nodes = answers.iter().map(describe);
+    let names = Names::new(answers.iter().map(|(node, _)| (hex(&node.node), node.name.as_str())));
+    let nodes = answers.iter().map(|answer| describe(answer, &names));
     let stats = Stats { masters: masters.collect(), nodes: nodes.collect() };
     ctl.out.show(&stats, for_people)?;
     all_answered(&answers)
 }
 
-fn describe((info, answer): &NodeAnswer<control::NodeStatusReply>) -> Node {
+fn describe((info, answer): &NodeAnswer<control::NodeStatusReply>, names: &Names) -> Node {
     let (name, node) = (info.name.clone(), hex(&info.node));
+    let called = names.of_hex(&node);
     let reply = match answer {
         Ok(reply) => reply,
-        Err(why) => return Node { name, node, error: Some(why.to_string()), figures: None },
+        Err(why) => {
+            return Node { name, called, node, error: Some(why.to_string()), figures: None };
+        }
     };
     let tier = |tier: &control::TierStatus| Tier {
         tier: tier.tier.clone(),
@@ -119,7 +126,7 @@ fn describe((info, answer): &NodeAnswer<control::NodeStatusReply>) -> Node {
         masters: reply.masters.iter().map(link).collect(),
         counters: reply.counters.iter().map(|(name, value)| (name.clone(), *value)).collect(),
     };
-    Node { name, node, error: None, figures: Some(figures) }
+    Node { name, called, node, error: None, figures: Some(figures) }
 }
 
 fn for_people(stats: &Stats) -> Vec<Section> {
@@ -146,14 +153,14 @@ fn for_people(stats: &Stats) -> Vec<Section> {
     for node in &stats.nodes {
         let Some(figures) = &node.figures else {
             let why = node.error.as_deref().unwrap_or_default();
-            silent.push(Section::Text(format!("{}: {why}", node.name)));
+            silent.push(Section::Text(format!("{}: {why}", node.called)));
             continue;
         };
         for tier in &figures.tiers {
             memory.row(
                 Tone::Plain,
                 [
-                    node.name.clone(),
+                    node.called.clone(),
                     tier.tier.clone(),
                     size(tier.used_bytes),
                     size(tier.capacity_bytes),
@@ -171,7 +178,7 @@ fn for_people(stats: &Stats) -> Vec<Section> {
             links.row(
                 Tone::Plain,
                 [
-                    node.name.clone(),
+                    node.called.clone(),
                     link.address.clone(),
                     link.state.clone(),
                     count(link.sent),
@@ -184,7 +191,7 @@ fn for_people(stats: &Stats) -> Vec<Section> {
     sections.extend(silent);
     sections.push(Section::Table(links));
     let of_nodes = stats.nodes.iter().filter_map(|node| {
-        node.figures.as_ref().map(|figures| (node.name.as_str(), &figures.counters))
+        node.figures.as_ref().map(|figures| (node.called.as_str(), &figures.counters))
     });
     sections.push(counters("Counters of nodes, since their start", of_nodes));
     if !stats.masters.is_empty() {
@@ -241,17 +248,19 @@ pub(crate) async fn pins(ctl: &Ctl, chosen: Option<&str>) -> Result<(), CtlError
             Ok(ask.await)
         })
         .await?;
+    let names = Names::new(answers.iter().map(|(node, _)| (hex(&node.node), node.name.as_str())));
     let mut pins = Pins { pins: Vec::new(), not_asked: BTreeMap::new() };
     for (node, answer) in &answers {
+        let called = names.of_hex(&hex(&node.node));
         let reply = match answer {
             Ok(reply) => reply,
             Err(why) => {
-                pins.not_asked.insert(node.name.clone(), why.to_string());
+                pins.not_asked.insert(called, why.to_string());
                 continue;
             }
         };
         pins.pins.extend(reply.pins.iter().map(|pin| Pin {
-            node: node.name.clone(),
+            node: called.clone(),
             kind: pin.kind.clone(),
             owner: pin.owner.clone(),
             pid: (pin.pid > 0).then_some(pin.pid),

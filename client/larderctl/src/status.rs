@@ -3,7 +3,7 @@
 use crate::{
     ctl::{Ctl, hex},
     error::CtlError,
-    output::{Section, Table, Tone, count, plural, share, short, size, time},
+    output::{Section, Table, Tone, count, counted, plural, share, short, size, time},
 };
 use larder_proto::control::{self, Coverage};
 use serde::Serialize;
@@ -74,9 +74,9 @@ impl Seen {
         let mut why = Vec::new();
         if self.nodes_synced < self.nodes_known {
             why.push(format!(
-                "{} of {} nodes are not in step with the master",
-                self.nodes_known - self.nodes_synced,
-                self.nodes_known
+                "only {} of {} in step with the master",
+                self.nodes_synced,
+                counted(self.nodes_known as usize, "node")
             ));
         }
         if self.index_limited {

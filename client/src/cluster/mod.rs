@@ -25,11 +25,11 @@ use crate::{
 use answers::{read_located, read_prefix};
 use bytes::Bytes;
 use larder_proto::{
-    BlockKey, ContentFingerprint, ModelVersion, PartNumber,
+    BlockKey, ContentFingerprint, LayoutFingerprint, ModelVersion, PartNumber, TierSet,
     checksum::{ChunkSums, DEFAULT_CHUNK},
     control,
     fingerprint::ModelDescription,
-    frame::{Class, Code, Codec, KEYS_LIMIT, PartInfo, Read, ReadOk, Reserve},
+    frame::{Class, Code, Codec, KEYS_LIMIT, Lookup, PartInfo, Read, ReadOk, Reserve},
     ids::{Incarnation, NodeId, TenantName},
     part::PartRef,
     wire::{DecodeError, Wire},
@@ -212,6 +212,30 @@ impl ClusterClient {
             }
         };
         within(deadline, put).await
+    }
+
+    /// Which of these blocks a node holds now, by its own word: masters may not know yet. At most
+    /// [`KEYS_LIMIT`].
+    ///
+    /// # Errors
+    /// The node cannot be reached or refuses, or the deadline passed.
+    pub async fn held_by(
+        &self,
+        node: &NodeAddress,
+        layout: LayoutFingerprint,
+        part: PartNumber,
+        keys: &[BlockKey],
+        deadline: Duration,
+    ) -> Result<Vec<bool>, ClientError> {
+        let ask = async {
+            let connection = self.peers.connection(&self.tenant, node).await;
+            let connection = connection
+                .map_err(|source| ClientError::Connect { address: node.address.clone(), source })?;
+            let lookup = Lookup { layout, part, keys: keys.to_vec() };
+            let tiers = connection.lookup(&lookup).await?;
+            Ok(tiers.into_iter().map(|tiers| tiers != TierSet::EMPTY).collect())
+        };
+        within(deadline, ask).await
     }
 
     /// Nodes that a put may go to, best first; at least one.

@@ -10,7 +10,8 @@ use clap::{
 use super::{
     DaemonKind,
     error::{Origin, Problem, nearest},
-    schema::{Field, Key, Kind, Leaf, Schema, Shape},
+    schema::{Field, Key, Kind, Leaf, Schema, Shape, join},
+    variables::variable_name,
 };
 
 /// What the command line says.
@@ -60,7 +61,7 @@ fn command(kind: DaemonKind, about: &'static str, schema: &Schema) -> Command {
     let command = Command::new(kind.binary())
         .version(env!("CARGO_PKG_VERSION"))
         .about(about)
-        .after_help(sources_help(kind))
+        .after_help(sources_help(kind, schema))
         .next_line_help(true)
         .args([
             Arg::new(CONFIG)
@@ -68,14 +69,13 @@ fn command(kind: DaemonKind, about: &'static str, schema: &Schema) -> Command {
                 .value_name("FILE")
                 .value_parser(clap::value_parser!(PathBuf))
                 .help(format!("Read this file instead of {}", kind.default_file())),
-            Arg::new(CHECK)
-                .long(CHECK)
-                .action(ArgAction::SetTrue)
-                .help("Check the configuration as a start would, and end"),
-            Arg::new(PRINT)
-                .long(PRINT)
-                .action(ArgAction::SetTrue)
-                .help("Print the configuration that would be used as TOML, and end"),
+            Arg::new(CHECK).long(CHECK).action(ArgAction::SetTrue).help(
+                "Check keys, values and rules of all sources, and end. Opens no other file and \
+                     no port and takes no memory: whether these are there shows at a start",
+            ),
+            Arg::new(PRINT).long(PRINT).action(ArgAction::SetTrue).help(
+                "Print the configuration in force as TOML, with the origin of each value, and end",
+            ),
             Arg::new(ALLOW_UNKNOWN).long(ALLOW_UNKNOWN).action(ArgAction::SetTrue).help(
                 "Warn of unknown keys and variables instead of refusing them, for a rollback",
             ),
@@ -118,16 +118,20 @@ fn placeholder(shape: &Shape) -> String {
 }
 
 fn key_help(key: &Key) -> String {
-    let default = match (&key.default, &key.shape) {
-        (None, _) => "not set".to_owned(),
-        (Some(value), _) if value.as_array().is_some_and(Vec::is_empty) => "none".to_owned(),
-        (Some(value), _) => value.as_str().map_or_else(|| value.to_string(), str::to_owned),
+    let default = match &key.default {
+        _ if key.required => "required".to_owned(),
+        None => "default: not set".to_owned(),
+        Some(value) if value.as_array().is_some_and(Vec::is_empty) => "default: none".to_owned(),
+        Some(value) => match value.as_str().filter(|text| !text.is_empty()) {
+            Some(text) => format!("default: {text}"),
+            None => format!("default: {value}"),
+        },
     };
     let mut help = key.docs.clone();
     if let Shape::Leaf(Leaf { placeholder: Leaf::CHOICE, form, .. }) = &key.shape {
         help.push_str(&format!(" [{form}]"));
     }
-    help.push_str(&format!(" [default: {default}]"));
+    help.push_str(&format!(" [{default}]"));
     if let Shape::Tables(fields) = &key.shape {
         help.push_str(&format!("\nOne [[{}]] table each, with the keys:", key.path));
         for Field { name, docs, .. } in fields {
@@ -137,16 +141,20 @@ fn key_help(key: &Key) -> String {
     help
 }
 
-fn sources_help(kind: DaemonKind) -> String {
-    let prefix = kind.variable_prefix();
+fn sources_help(kind: DaemonKind, schema: &Schema) -> String {
+    // Any key of a table shows the rule.
+    let in_table = schema.keys.iter().find_map(|key| key.path.split_once('.'));
+    let (table, name) = in_table.unwrap_or_default();
+    let key = join(table, name);
     format!(
         "Every setting can stand in three places; a later one wins:\n  \
-         1. the file {file} (TOML), where --dram.capacity is `capacity` in the table [dram]\n  \
-         2. a variable: {prefix} and the key in capitals, `__` for each dot\n  \
+         1. the file {file} (TOML), where --{key} is `{name}` in the table [{table}]\n  \
+         2. a variable, here {variable}: the key in capitals, `__` for each dot\n  \
          3. a flag, as above\n\n\
          Sizes and durations carry a unit (8GiB, 250ms). An empty text takes back an optional \
          setting.\nExit codes: 0 stopped when asked to, 1 failed, 2 usage or configuration.",
         file = kind.default_file(),
+        variable = variable_name(kind, &key),
     )
 }
 

@@ -88,6 +88,8 @@ pub trait DaemonConfig: Setting + Default + Serialize + DeserializeOwned {
     const KIND: DaemonKind;
     /// One sentence for the help.
     const ABOUT: &'static str;
+    /// Keys that have no useful default and must be given; their default is an empty text.
+    const REQUIRED: &'static [&'static str] = &[];
 
     /// States what must hold between and beyond the types, before any file or socket is opened.
     fn validate(&self, rules: &mut Rules<'_>);
@@ -149,7 +151,7 @@ impl<C: Serialize> Effective<C> {
     pub fn to_toml(&self) -> String {
         // The default configuration was serialised when the schema was made, so this one can be.
         let values = Table::try_from(&self.config).unwrap_or_default();
-        print::print(&self.schema.fields, &values, &self.layer)
+        print::print(&self.schema, &values, &self.layer)
     }
 
     /// Where the value of `key` came from.
@@ -169,7 +171,12 @@ pub fn load<C: DaemonConfig>(sources: &Sources) -> Result<Command<C>, ConfigErro
         CommandLine::Configure(options) => options,
     };
     let layer = merged_layers(C::KIND, &schema, &options, sources)?;
-    let effective = check::<C>(schema, layer, options.allow_unknown_keys)?;
+    let leniency = Leniency {
+        unknown: options.allow_unknown_keys,
+        // What is in force can be shown before all of it is given.
+        not_given: options.print_only,
+    };
+    let effective = check::<C>(schema, layer, leniency)?;
     Ok(if options.print_only {
         Command::Print(effective.to_toml())
     } else if options.check_only {
@@ -187,7 +194,7 @@ pub fn load<C: DaemonConfig>(sources: &Sources) -> Result<Command<C>, ConfigErro
 pub fn check_values<C: DaemonConfig>(config: &C) -> Result<(), ConfigError> {
     let values = Table::try_from(config).map_err(|error| Problem::Usage(error.to_string()))?;
     let layer = Layer { values, ..Layer::default() };
-    check::<C>(Schema::of::<C>(), layer, false).map(drop)
+    check::<C>(Schema::of::<C>(), layer, Leniency::default()).map(drop)
 }
 
 fn merged_layers(
@@ -219,18 +226,27 @@ fn read_file(kind: DaemonKind, options: &Options) -> Result<Option<(PathBuf, Str
     }
 }
 
+/// What is let pass.
+#[derive(Debug, Clone, Copy, Default)]
+struct Leniency {
+    /// Unknown keys become warnings.
+    unknown: bool,
+    /// Keys that must be given may be missing.
+    not_given: bool,
+}
+
 /// Rules are stated only about values of the right form; unknown keys do not hinder them.
 fn check<C: DaemonConfig>(
     schema: Schema,
     mut layer: Layer,
-    allow_unknown: bool,
+    leniency: Leniency,
 ) -> Result<Effective<C>, ConfigError> {
     let (unknown, malformed): (Vec<_>, Vec<_>) = std::mem::take(&mut layer.problems)
         .into_iter()
         .partition(|problem| matches!(problem, Problem::Unknown { .. }));
     let all_well_formed = malformed.is_empty();
     let (mut problems, mut warnings) = (malformed, Vec::new());
-    if allow_unknown { &mut warnings } else { &mut problems }.extend(unknown);
+    if leniency.unknown { &mut warnings } else { &mut problems }.extend(unknown);
     if !all_well_formed {
         return Err(ConfigError { problems });
     }
@@ -241,6 +257,10 @@ fn check<C: DaemonConfig>(
         .try_into()
         .map_err(|error: toml::de::Error| Problem::Usage(error.message().to_owned()))?;
     let mut rules = Rules::new(&schema, &values, &layer);
+    for key in schema.keys.iter().filter(|key| key.required && !leniency.not_given) {
+        let given = !schema::lookup(&values, &key.path).is_some_and(is_unset);
+        rules.key(&*key.path).must(given, "be given: it has no default");
+    }
     config.validate(&mut rules);
     let (broken, odd) = rules.finish();
     problems.extend(broken);
@@ -281,7 +301,8 @@ fn checked_report<C>(kind: DaemonKind, effective: &Effective<C>) -> String {
         effective.warnings.iter().map(|warning| format!("warning: {warning}\n")).collect();
     let given = effective.layer.origins.keys().filter(|key| !key.contains('[')).count();
     report.push_str(&format!(
-        "{}: the configuration is right: {given} of {} settings given, the rest by default\n",
+        "{}: the configuration is right: {given} of {} settings given, the rest by default; files, \
+         ports and memory are tried at the start\n",
         kind.binary(),
         effective.schema.keys.len(),
     ));

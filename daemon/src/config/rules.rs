@@ -83,7 +83,10 @@ impl Examined<'_, '_> {
     }
 }
 
-/// What lies inside a list of tables and was not given there is a default.
+/// An entry of a list (`masters[0]`) comes from where its list does. What lies inside a table of a list
+/// (`ssd.path[0].weight`) and was not given there is a default.
 pub(crate) fn origin(layer: &Layer, key: &str) -> Origin {
-    layer.origins.get(key).cloned().unwrap_or(Origin::Default)
+    let list = || key.strip_suffix(']')?.rsplit_once('[').map(|(list, _)| list);
+    let given = layer.origins.get(key).or_else(|| layer.origins.get(list()?));
+    given.cloned().unwrap_or(Origin::Default)
 }

@@ -12,6 +12,8 @@ use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
 use serde::{Serialize, de::DeserializeOwned};
 use toml::{Table, Value};
 
+use super::DaemonConfig;
+
 /// A type that can stand in a configuration: one value, or a table of them.
 pub trait Setting: Serialize + DeserializeOwned {
     /// What may stand there.
@@ -155,6 +157,8 @@ pub(crate) struct Key {
     pub(crate) shape: Shape,
     /// `None`: not set.
     pub(crate) default: Option<Value>,
+    /// Whether it must be given.
+    pub(crate) required: bool,
 }
 
 /// All keys of one daemon.
@@ -172,7 +176,7 @@ pub(crate) struct Schema {
 impl Schema {
     /// Panics when the type cannot serve as a configuration: that is a mistake in our own code,
     /// and any start or test of the daemon shows it.
-    pub(crate) fn of<C: Setting + Default>() -> Self {
+    pub(crate) fn of<C: DaemonConfig>() -> Self {
         let Shape::Table(fields) = C::shape() else { panic!("a configuration is a table") };
         let defaults = Table::try_from(C::default()).unwrap_or_else(|error| {
             panic!("the default configuration must be expressible as TOML: {error}")
@@ -181,6 +185,13 @@ impl Schema {
             Self { fields: Vec::new(), keys: Vec::new(), tables: BTreeMap::new(), defaults };
         schema.collect("", &fields);
         schema.fields = fields;
+        for path in C::REQUIRED {
+            let key = schema.keys.iter_mut().find(|key| key.path == *path);
+            let key = key.unwrap_or_else(|| panic!("{path} must be given, but is no key"));
+            let empty = key.default.as_ref().is_some_and(is_unset);
+            assert!(empty, "{path}: a key that must be given defaults to an empty text");
+            key.required = true;
+        }
         schema
     }
 
@@ -192,7 +203,7 @@ impl Schema {
             let default = lookup(&self.defaults, &path).cloned();
             check_own_key(&path, field, default.as_ref());
             let (docs, shape) = (field.docs.clone(), field.shape.clone());
-            self.keys.push(Key { path, docs, shape, default });
+            self.keys.push(Key { path, docs, shape, default, required: false });
         }
         for field in subtables {
             let path = join(table, field.name);
@@ -201,6 +212,11 @@ impl Schema {
                 self.collect(&path, fields);
             }
         }
+    }
+
+    /// The key with this very path.
+    pub(crate) fn key(&self, path: &str) -> Option<&Key> {
+        self.keys.iter().find(|key| key.path == path)
     }
 
     /// Whether `path` names a key, `ssd.path[0].capacity` included.

@@ -415,6 +415,14 @@ fn lists_and_optional_keys_can_be_given_by_every_source() {
 }
 
 #[test]
+fn an_entry_of_a_list_comes_from_where_its_list_does() {
+    let effective = Start::new().args(&["--masters=nohost"]).run();
+    assert_eq!(effective.origin("masters[0]").to_string(), "from --masters");
+    let effective = Start::new().file("[[ssd.path]]\ncapacity = \"1GiB\"").run();
+    assert_eq!(effective.origin("ssd.path[0].weight"), Origin::Default);
+}
+
+#[test]
 fn a_list_replaces_the_list_below_it_with_all_its_origins() {
     let effective = Start::new()
         .file("[[ssd.path]]\ncapacity = \"1GiB\"\n[[ssd.path]]\ncapacity = \"2GiB\"\nweight = 7")
@@ -455,7 +463,8 @@ fn check_config_tells_warnings_and_what_is_given() {
         start.printed(),
         "warning: data.advertise = \"127.0.0.1:7402\" (from node.toml:4): must be reachable from \
          other hosts, because data.listen = 0.0.0.0:7402 is\n\
-         larder-node: the configuration is right: 3 of 17 settings given, the rest by default\n"
+         larder-node: the configuration is right: 3 of 17 settings given, the rest by default; \
+         files, ports and memory are tried at the start\n"
     );
 }
 

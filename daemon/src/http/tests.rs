@@ -118,7 +118,10 @@ async fn a_port_in_use_is_named_with_its_purpose() {
     let served = Served::start().await;
     let taken = ListenAddress::loopback(served.address.port());
     let error = Server::bind(&taken, "metrics").await.unwrap_err();
-    assert_eq!(error.to_string(), format!("listen on {taken} for metrics"));
+    let told = format!(
+        "listen on {taken} for metrics (--metrics.listen takes another address, or port 0)"
+    );
+    assert_eq!(error.to_string(), told);
     served.stop().await;
 }
 

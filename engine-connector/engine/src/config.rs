@@ -127,16 +127,14 @@ impl DaemonConfig for EngineConfig {
     const KIND: DaemonKind = DaemonKind::Engine;
     const ABOUT: &'static str =
         "Serves a model, and reuses the KV of prompts through the local node";
+    const REQUIRED: &'static [&'static str] = &["model.path"];
 
     fn validate(&self, rules: &mut Rules<'_>) {
-        let Self { http, model, cache, node, .. } = self;
+        let Self { http, cache, node, .. } = self;
         let Self { threads, context_tokens, max_requests, kv_type, .. } = self;
         let Self { flash_attention, block_tokens, prefill_step_tokens, stop_grace, .. } = self;
         check_listen(rules, "http.listen", &http.listen, false, self.insecure);
         rules.key("http.max_connections").must(http.max_connections > 0, "be at least 1");
-        rules
-            .key("model.path")
-            .must(!model.path.as_os_str().is_empty(), "be given: the GGUF file of the model");
         rules
             .key("threads")
             .must(threads.is_none_or(|threads| (1..=1024).contains(&threads)), "be 1 to 1024");

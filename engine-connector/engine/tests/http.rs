@@ -164,6 +164,34 @@ async fn errors_have_the_shape_of_openai() {
 }
 
 #[tokio::test]
+async fn a_text_has_the_same_tokens_alone_as_in_a_prompt() {
+    let engine = Engine::start(&[]);
+    let text = "the larder keeps the honey";
+    let ask = async |body: &Value| {
+        let response = engine.send(Method::POST, "/tokenize", body.to_string()).await;
+        let status = response.status().as_u16();
+        let bytes = response.into_body().collect().await.unwrap().to_bytes();
+        (status, serde_json::from_slice::<Value>(&bytes).unwrap())
+    };
+    let (status, tokenized) = ask(&json!({"prompt": text})).await;
+    assert_eq!(status, 200, "{tokenized}");
+    let tokens = tokenized["tokens"].as_array().unwrap();
+    assert!(tokens.len() > 1);
+    assert_eq!(tokenized["count"], tokens.len());
+    let complete = |prompt: Value| {
+        let body = json!({"prompt": prompt, "max_tokens": 4, "temperature": 0});
+        let engine = &engine;
+        async move { engine.complete(&body).await.1 }
+    };
+    let (by_text, by_tokens) = (complete(json!(text)).await, complete(json!(tokens)).await);
+    assert_eq!(by_text["usage"]["prompt_tokens"], tokens.len());
+    assert_eq!(by_text["choices"], by_tokens["choices"]);
+
+    let (status, refusal) = ask(&json!({"prompt": [1, 2]})).await;
+    assert_eq!((status, &refusal["error"]["param"]), (400, &json!("prompt")));
+}
+
+#[tokio::test]
 async fn models_health_and_metrics_are_served() {
     let engine = Engine::start(&[]);
     let models: Value = serde_json::from_str(&engine.get("/v1/models").await).unwrap();

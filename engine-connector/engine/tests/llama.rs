@@ -216,8 +216,13 @@ fn a_missing_or_foreign_file_is_refused_with_its_path() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("not.gguf");
     let error = Model::load(&path, |_| ()).unwrap_err().to_string();
-    assert!(error.contains("not.gguf"), "{error}");
-    std::fs::write(&path, b"hello").unwrap();
+    assert!(error.contains("not.gguf: No such file"), "{error}");
+    for content in [&b"hello"[..], b"", b"GGU"] {
+        std::fs::write(&path, content).unwrap();
+        let error = Model::load(&path, |_| ()).unwrap_err().to_string();
+        assert!(error.contains("not.gguf: it is no GGUF file"), "{error}");
+    }
+    std::fs::write(&path, b"GGUF and no more").unwrap();
     let error = Model::load(&path, |_| ()).unwrap_err().to_string();
-    assert!(error.contains("not.gguf"), "{error}");
+    assert!(error.contains("not.gguf: llama.cpp does not take it: it is cut off"), "{error}");
 }

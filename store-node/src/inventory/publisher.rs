@@ -263,6 +263,10 @@ impl Publisher {
                 // A session that ended meanwhile has nobody to tell.
                 if let Phase::Open(open) = &mut self.phase {
                     open.obeying = open.obeying.saturating_sub(1);
+                    if result.blocks > 0 {
+                        // What it freed is to be seen by whoever asks after the answer.
+                        open.next_heartbeat = now;
+                    }
                     open.answers.push_back(result);
                 }
                 Ok(None)
@@ -436,7 +440,10 @@ impl Open {
         log: &ChangeLog,
         inventory: &dyn Inventory,
     ) -> Option<node_message::Message> {
-        if let Some(answer) = self.answers.pop_front() {
+        // A heartbeat that is due goes first.
+        if now < self.next_heartbeat
+            && let Some(answer) = self.answers.pop_front()
+        {
             return Some(node_message::Message::CommandResult(answer));
         }
         loop {

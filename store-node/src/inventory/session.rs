@@ -16,6 +16,7 @@ use super::{
     terms::{Refusal, TermGate},
 };
 use futures_util::FutureExt;
+use larder_client::masters::describe;
 use larder_daemon::run::chain;
 use larder_proto::{
     Term,
@@ -136,7 +137,7 @@ enum EndError {
     Connect(#[source] tonic::transport::Error),
     #[error("no welcome within {GREETING_LIMIT:?}")]
     Silent,
-    #[error("the connection ended: {}", status.message())]
+    #[error("the connection ended: {}", describe(status, "a master"))]
     Stream { status: tonic::Status },
     #[error("the master ended the session")]
     Closed,

@@ -80,7 +80,7 @@ impl Listener {
     /// still answers is not.
     pub fn unix(path: &Path) -> io::Result<Self> {
         if std::os::unix::net::UnixStream::connect(path).is_ok() {
-            let why = format!("{} is the socket of a node that is running", path.display());
+            let why = "it is the socket of a node that is running";
             return Err(io::Error::new(io::ErrorKind::AddrInUse, why));
         }
         match std::fs::symlink_metadata(path) {
@@ -88,7 +88,7 @@ impl Listener {
                 std::fs::remove_file(path)?;
             }
             Ok(_) => {
-                let why = format!("{} exists and is not a socket", path.display());
+                let why = "it exists and is not a socket";
                 return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}

@@ -1,7 +1,7 @@
 //! The processes of the demo: one master, two nodes, two engines, all on loopback and on ports that the
-//! system picks. Their state lies in a temporary folder; they end with this value.
+//! system picks. Their state lies in a folder of the demo's; they end with this value.
 
-use crate::process::Daemon;
+use crate::process::{Daemon, Logs};
 use std::{
     io,
     path::{Path, PathBuf},
@@ -25,29 +25,30 @@ pub struct Cluster {
     pub a: Host,
     /// Host B.
     pub b: Host,
-    _folder: tempfile::TempDir,
 }
 
 impl Cluster {
-    /// Starts everything; `said` hears what is being started.
-    pub async fn start(model: &Path, mut said: impl FnMut(&str)) -> io::Result<Self> {
-        let folder = tempfile::tempdir()?;
+    /// Starts everything, with its state in `folder`; `said` hears what is being started.
+    pub async fn start(
+        model: &Path,
+        folder: &Path,
+        mut said: impl FnMut(&str),
+    ) -> io::Result<Self> {
         said("starting the master (RocksDB)");
         let args = [
-            flag("state_dir", folder.path().join("master").display()),
+            flag("state_dir", folder.join("master").display()),
             flag("control.listen", "127.0.0.1:0"),
             flag("metrics.listen", "127.0.0.1:0"),
-            flag("log.level", "warn"),
         ];
-        let master = Daemon::start("larder-master", &args, &["control"]).await?;
+        let master = start("the master", "larder-master", &args, &["control"]).await?;
         let mut hosts = Vec::new();
         for name in ["a", "b"] {
             said(&format!("starting node {name} (512 MiB) and engine {name}"));
-            hosts.push(host(name, folder.path(), master.address("control"), model).await?);
+            hosts.push(host(name, folder, master.address("control"), model).await?);
         }
         let (b, a) = (hosts.pop(), hosts.pop());
         match (a, b) {
-            (Some(a), Some(b)) => Ok(Self { master, a, b, _folder: folder }),
+            (Some(a), Some(b)) => Ok(Self { master, a, b }),
             _ => Err(io::Error::other("two hosts were started")),
         }
     }
@@ -64,18 +65,23 @@ async fn host(name: &str, folder: &Path, master: &str, model: &Path) -> io::Resu
         flag("control.listen", "127.0.0.1:0"),
         flag("metrics.listen", "127.0.0.1:0"),
         flag("dram.capacity", "512MiB"),
-        flag("log.level", "warn"),
     ];
-    let node = Daemon::start("larder-node", &node, &["data", "control", "local"]).await?;
+    let sockets = ["data", "control", "local"];
+    let node = start(&format!("node {name}"), "larder-node", &node, &sockets).await?;
     let engine = [
         flag("http.listen", "127.0.0.1:0"),
         flag("model.path", model.display()),
         flag("node.socket", socket.display()),
         flag("node.producer", format!("engine-{name}")),
-        flag("log.level", "error"),
     ];
-    let engine = Daemon::start("larder-engine", &engine, &["http"]).await?;
+    let engine = start(&format!("engine {name}"), "larder-engine", &engine, &["http"]).await?;
     Ok(Host { node: Some(node), engine })
+}
+
+/// Starts a daemon; an error says which of them it was.
+async fn start(who: &str, name: &str, args: &[String], sockets: &[&str]) -> io::Result<Daemon> {
+    let started = Daemon::start_with(Logs::Kept, name, args, sockets).await;
+    started.map_err(|error| io::Error::new(error.kind(), format!("{who}: {error}")))
 }
 
 fn flag(key: &str, value: impl std::fmt::Display) -> String {

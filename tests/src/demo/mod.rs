@@ -46,11 +46,12 @@ pub struct Step {
     pub output_equal: bool,
 }
 
-/// Runs the demo with the model at `model` and writes its steps to `report`.
+/// Runs the demo with the model at `model` and writes its steps to `report`. Dropping the future ends
+/// its processes; their state lies in `folder`.
 ///
 /// # Errors
 /// A process does not start, an engine does not answer, or blocks do not become known.
-pub async fn run(model: &Path, report: &Path) -> io::Result<Vec<Step>> {
+pub async fn run(model: &Path, folder: &Path, report: &Path) -> io::Result<Vec<Step>> {
     let spinner = ProgressBar::new_spinner();
     let style = ProgressStyle::with_template("{spinner} {msg} ({elapsed})");
     spinner.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
@@ -60,7 +61,7 @@ pub async fn run(model: &Path, report: &Path) -> io::Result<Vec<Step>> {
         false => spinner.set_message(text.to_owned()),
     };
     let mut demo = Demo {
-        cluster: Cluster::start(model, said).await?,
+        cluster: Cluster::start(model, folder, said).await?,
         recomputed: HashMap::new(),
         steps: Vec::new(),
         published: 0,
@@ -198,7 +199,7 @@ pub async fn await_entries(master: &str, entries: u64) -> io::Result<()> {
 }
 
 async fn stop(cluster: Cluster) -> io::Result<()> {
-    let Cluster { master, a, b, .. } = cluster;
+    let Cluster { master, a, b } = cluster;
     for Host { node, engine } in [a, b] {
         engine.kill().await?;
         if let Some(node) = node {

@@ -7,11 +7,12 @@
 //! its manifest is held.
 
 mod manifest;
+mod room;
 
 use crate::{
     ctl::{Ctl, Names},
     error::{CtlError, Doing},
-    output::{Section, print, size, span},
+    output::{Section, counted, print, size, span},
 };
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -76,9 +77,7 @@ pub(crate) async fn put(
         }
     };
     let stored = match held(ctl, name).await? {
-        Some((held, source)) if held == manifest => {
-            stored(ctl, &manifest, "exists", source).await?
-        }
+        Some((held, source)) if held == manifest => exists(ctl, &manifest, source).await?,
         Some((held, _)) => return Err(taken(&held)),
         None => store(ctl, path, &manifest, &choice).await?,
     };
@@ -139,18 +138,38 @@ async fn store(
     choice: &NodeChoice,
 ) -> Result<Stored, CtlError> {
     let ready = async {
+        let nodes = room::candidates(ctl, manifest, choice).await?;
         ctl.client.register_model(&model()).await.doing("register the model raw")?;
-        ctl.client.nodes_for_put(choice).await.doing("choose a node")
+        Ok(nodes)
     };
     let mut refused = None;
     for node in ctl.within("prepare the put", ready).await? {
-        match store_on(ctl, path, manifest, &node).await {
-            Ok(()) => return stored(ctl, manifest, "stored", node.node).await,
+        match store_on(ctl, path, manifest, &node.address).await {
+            Ok(()) => {
+                room::verify(ctl, manifest, &node).await?;
+                let listed = wait_until_listed(ctl, &manifest.keys()).await?.is_none();
+                return stored(ctl, manifest, "stored", node.address.node, listed).await;
+            }
             Err(error) if may_fit_elsewhere(&error) => refused = Some(error),
             Err(error) => return Err(error),
         }
     }
     Err(refused.unwrap_or_else(|| CtlError::Failed("no node takes puts".to_owned())))
+}
+
+/// The very file is held under its name already: if all of it is.
+async fn exists(ctl: &Ctl, manifest: &Manifest, node: NodeId) -> Result<Stored, CtlError> {
+    let keys = manifest.keys();
+    match wait_until_listed(ctl, &keys).await? {
+        None => stored(ctl, manifest, "exists", node, true).await,
+        Some(block) => Err(CtlError::Failed(format!(
+            "{} was put before, and block {block} of {} is not held any more; \
+             `larderctl evict --key {}` frees the name, then put it again",
+            manifest.name,
+            keys.len(),
+            keys[0]
+        ))),
+    }
 }
 
 /// Whether another node may take what this one did not.
@@ -222,9 +241,9 @@ async fn stored(
     manifest: &Manifest,
     outcome: &'static str,
     node: NodeId,
+    listed: bool,
 ) -> Result<Stored, CtlError> {
     let keys = manifest.keys();
-    let listed = wait_until_listed(ctl, &keys).await?;
     let names = ctl.names().await?;
     Ok(Stored {
         name: manifest.name.clone(),
@@ -238,20 +257,18 @@ async fn stored(
     })
 }
 
-/// Waits until a master knows who holds the blocks, so that a `get` right after finds them; whether it
-/// does.
-async fn wait_until_listed(ctl: &Ctl, keys: &[BlockKey]) -> Result<bool, CtlError> {
+/// Waits until a master knows who holds the blocks, so that a `get` right after finds them; the first
+/// block that it then does not know a holder of.
+async fn wait_until_listed(ctl: &Ctl, keys: &[BlockKey]) -> Result<Option<usize>, CtlError> {
     let until = Instant::now() + LISTED_WITHIN.min(ctl.timeout);
     let mut ticks = interval(Duration::from_millis(20));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         let located = ctl.client.locate(model().version(), keys).await.doing("locate the file")?;
-        if located.blocks.iter().all(|holders| !holders.is_empty()) {
-            return Ok(true);
-        }
-        if Instant::now() >= until {
-            return Ok(false);
+        let unknown = located.blocks.iter().position(Vec::is_empty);
+        if unknown.is_none() || Instant::now() >= until {
+            return Ok(unknown);
         }
     }
 }
@@ -260,8 +277,8 @@ fn stored_for_people(stored: &Stored) -> Vec<Section> {
     let Stored { name, outcome, bytes, nodes, listed, keys, digest, .. } = stored;
     let verb = if *outcome == "exists" { "is held already" } else { "is stored" };
     let on = nodes.join(", ");
-    let blocks = keys.len();
-    let mut text = format!("{name} {verb}: {} in {blocks} blocks on {on}\n", size(*bytes));
+    let blocks = counted(keys.len(), "block");
+    let mut text = format!("{name} {verb}: {} in {blocks} on {on}\n", size(*bytes));
     text.push_str(&format!("digest {digest}\n"));
     if let Some(root) = keys.first() {
         text.push_str(&format!("key    {root}\n"));

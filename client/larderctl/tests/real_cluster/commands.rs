@@ -127,6 +127,9 @@ async fn evict_shows_what_would_go_asks_and_removes_only_what_was_meant() {
     );
     let run = cluster.ctl(&["evict", "--all"]).await;
     assert!(run.code == 0 && run.out.contains("0 blocks evicted"), "no question: {run:?}");
+    // Not only after the next heartbeat.
+    let status = cluster.ctl(&["status", "-o", "json"]).await.json(0);
+    assert_eq!(status["nodes"]["used_bytes"], 0, "{status}");
 
     cluster.kill("node-b").await;
     let down = |run: &Run| run.json(0)["nodes"][0]["state"] == "down";
@@ -170,6 +173,15 @@ async fn the_exit_code_tells_what_went_wrong() {
     for args in commands {
         let run = ctl(args, &[("LARDER_MASTERS", &dead)], "").await;
         assert_eq!(run.code, 4, "{args:?}: {run:?}");
+    }
+    // Ports of somebody else.
+    for address in cluster.no_masters("node-a") {
+        for args in [&["status"][..], &["nodes"]] {
+            let run = ctl(args, &[("LARDER_MASTERS", address)], "").await;
+            assert_eq!(run.code, 4, "{address} {args:?}: {run:?}");
+            let told = format!("{}{}", run.out, run.err);
+            assert!(told.contains("this is not a master"), "{run:?}");
+        }
     }
     // One of two masters is enough.
     let both = format!("{dead},{}", cluster.master());

@@ -1,6 +1,13 @@
 //! `larderctl put` and `get`: files come back as they were, or not at all.
 
-use crate::support::{Cluster, Run, text};
+use crate::support::{BLOCK, Cluster, LIMIT, Run, model, text};
+use bytes::Bytes;
+use larder_client::{
+    cluster::NodeChoice,
+    connection::{Identity, PutOutcome},
+    local::{LocalSession, PartAttributes},
+};
+use larder_proto::{PartNumber, block_key::keys_of, part::PartRef};
 use std::{fs, path::Path};
 
 fn write(path: &Path, len: usize, seed: u8) -> String {
@@ -80,4 +87,68 @@ async fn a_file_of_which_a_block_is_gone_is_not_found_and_leaves_nothing_behind(
     assert_eq!(run.code, 3, "{run:?}");
     assert!(run.err.contains("block 2 of 3 of long"), "{run:?}");
     assert_eq!(fs::read_dir(&out).unwrap().count(), 0, "no half file");
+}
+
+// A file above what a node holds was called stored, took the place of everything else, and was not there.
+#[tokio::test]
+async fn a_file_that_no_node_can_hold_is_refused_before_it_takes_the_place_of_others() {
+    let cluster = Cluster::start(&["node-a", "node-b"]).await;
+    let dir = cluster.dir.path();
+    let kept = write(&dir.join("kept"), 5 << 20, 1);
+    for (name, node) in [("a", "node-a"), ("b", "node-b")] {
+        let run = cluster.ctl(&["put", &kept, "--name", name, "--node", node]).await;
+        assert_eq!(run.code, 0, "{run:?}");
+        assert!(run.out.contains("5.0 MiB in 3 blocks on"), "{run:?}");
+    }
+    // Above the capacity of 64 MiB; and below it, but above where the node begins to evict.
+    for len in [70 << 20, 62 << 20] {
+        let path = write(&dir.join("large"), len, 2);
+        for more in [&["--node", "node-b"][..], &[]] {
+            let run = cluster.ctl(&[&["put", &path, "--name", "large"], more].concat()).await;
+            assert_eq!((run.code, run.out.as_str()), (1, ""), "{run:?}");
+            let size = format!("the file is {}.0 MiB: must be at most 60.8 MiB", len >> 20);
+            for told in [&size, "a capacity of 64.0 MiB", "nothing was put or evicted"] {
+                assert!(run.err.contains(told), "{told}: {run:?}");
+            }
+        }
+        assert_eq!(cluster.ctl(&["get", "large", "-o", "-"]).await.code, 3);
+    }
+    for name in ["a", "b"] {
+        let copy = text(&dir.join("copy"));
+        assert_eq!(cluster.ctl(&["get", name, "-o", &copy]).await.code, 0, "{name} is held");
+    }
+}
+
+#[tokio::test]
+async fn a_put_of_which_a_block_is_gone_at_its_end_has_failed() {
+    let cluster = Cluster::start(&["node-a"]).await;
+    let dir = cluster.dir.path();
+    // Somebody reads 16 MiB in place: what is left is less than the node could hold.
+    let model = model("llama", 1, 1, 1);
+    let version = model.version();
+    let client = cluster.client("engine");
+    client.register_model(&model).await.unwrap();
+    let node = client.nodes_for_put(&NodeChoice::MostRoom).await.unwrap().remove(0);
+    let key = keys_of(version.content, BLOCK, b"", &[1, 2, 3, 4])[0];
+    let part = PartRef { key, layout: version.layout, part: PartNumber(0) };
+    let attributes =
+        PartAttributes { content: version.content, root: key, parent: None, origin_hash: None };
+    let bytes = Bytes::from(vec![3; 16 << 20]);
+    let put = client.put(&node, part, &attributes, bytes, LIMIT).await.unwrap();
+    assert!(matches!(put, PutOutcome::Stored(_)), "{put:?}");
+    let socket = cluster.socket("node-a");
+    let session = LocalSession::connect(&socket, &Identity::client("engine")).await.unwrap();
+    let _lease = session.lease(part).await.unwrap().unwrap();
+
+    let path = write(&dir.join("file"), 56 << 20, 1);
+    let run = cluster.ctl(&["put", &path, "--name", "file"]).await;
+    assert_eq!((run.code, run.out.as_str()), (1, ""), "{run:?}");
+    assert!(run.err.contains("of 15 of file is gone from node-a already"), "{run:?}");
+    assert!(run.err.contains("larderctl pins"), "{run:?}");
+    let why = |run: &Run| run.err.contains("larderctl evict --key");
+    assert!(why(&run), "{run:?}");
+
+    // The same again says that it is not whole, whatever is held of it.
+    let again = cluster.ctl(&["put", &path, "--name", "file"]).await;
+    assert!(again.code == 1 && why(&again), "{again:?}");
 }

@@ -63,7 +63,7 @@ impl Cluster {
             "--nodes.ttl=10m".to_owned(),
             "--log.level=warn".to_owned(),
         ];
-        let master = Daemon::start("larder-master", &args, &["control"]).await.unwrap();
+        let master = Daemon::start("larder-master", &args, &["control", "metrics"]).await.unwrap();
         let mut cluster = Self { dir, master, nodes: BTreeMap::new() };
         for name in names {
             cluster.start_node(name).await;
@@ -102,6 +102,12 @@ impl Cluster {
     /// Where the master listens.
     pub(crate) fn master(&self) -> &str {
         self.master.address("control")
+    }
+
+    /// Where somebody listens who is no master: a master's metrics, a node's control and data plane.
+    pub(crate) fn no_masters(&self, node: &str) -> [&str; 3] {
+        let node = &self.nodes[node];
+        [self.master.address("metrics"), node.address("control"), node.address("data")]
     }
 
     /// SIGKILL to a node.

@@ -1,4 +1,4 @@
-//! The HTTP interface: `/v1/completions`, `/v1/models`, `/health`, `/metrics`.
+//! The HTTP interface: `/v1/completions`, `/v1/models`, `/tokenize`, `/health`, `/metrics`.
 //!
 //! Contract: errors have OpenAI's shape and name field and rule; a full engine answers 429, a
 //! stopping one 503, both with `Retry-After`. Nothing here computes: handlers wait for the
@@ -11,6 +11,7 @@ mod error;
 mod listener;
 mod request;
 mod text;
+mod tokenize;
 
 pub use listener::serve;
 
@@ -75,6 +76,7 @@ pub fn router(app: Arc<App>) -> Router {
     Router::new()
         .route("/v1/completions", post(completions::completions))
         .route("/v1/models", get(models))
+        .route("/tokenize", post(tokenize::tokenize))
         .with_state(app)
         .layer(DefaultBodyLimit::max(BODY_LIMIT))
 }

@@ -1,4 +1,4 @@
-//! The body of `/v1/completions`, checked field by field.
+//! The bodies of `/v1/completions` and `/tokenize`, checked field by field.
 //!
 //! Contract: a field that would change the answer is honoured or refused by name, never ignored.
 //! Unknown fields are refused: a misspelt `max_tokens` must not pass for the default.
@@ -82,13 +82,7 @@ pub(super) fn parse(
     let body: Body = serde_json::from_slice(body)
         .map_err(|error| ApiError::body(format!("the body is no completion request: {error}")))?;
     refuse_unsupported(&body)?;
-    if let Some(model) = given(&body.model) {
-        match model.as_str() {
-            Some(name) if name == served => {}
-            Some(name) => return Err(ApiError::model(name, served)),
-            None => return Err(ApiError::field("model", "be a text")),
-        }
-    }
+    check_model(&body.model, served)?;
     let number = |field, value: &Option<Value>, default: f64| match given(value) {
         None => Ok(default),
         Some(value) => value.as_f64().ok_or_else(|| ApiError::field(field, "be a number")),
@@ -116,6 +110,33 @@ pub(super) fn parse(
         token_ids: flag("return_token_ids", &body.return_token_ids, false)?,
         use_cache: flag("use_cache", &body.use_cache, true)?,
     })
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TokenizeBody {
+    model: Option<Value>,
+    prompt: Option<Value>,
+}
+
+/// Reads and checks a body of `/tokenize`: the text.
+pub(super) fn text_to_tokenize(body: &[u8], served: &str) -> Result<String, ApiError> {
+    let TokenizeBody { model, prompt } = serde_json::from_slice(body)
+        .map_err(|error| ApiError::body(format!("the body is no tokenize request: {error}")))?;
+    check_model(&model, served)?;
+    match prompt {
+        Some(Value::String(text)) if !text.is_empty() => Ok(text),
+        _ => Err(ApiError::field("prompt", "be a text, and not empty")),
+    }
+}
+
+fn check_model(model: &Option<Value>, served: &str) -> Result<(), ApiError> {
+    match given(model).map(Value::as_str) {
+        None => Ok(()),
+        Some(Some(name)) if name == served => Ok(()),
+        Some(Some(name)) => Err(ApiError::model(name, served)),
+        Some(None) => Err(ApiError::field("model", "be a text")),
+    }
 }
 
 /// Fields that we do not support pass with the values that mean the same as leaving them out.
@@ -293,6 +314,25 @@ mod tests {
             let text = serde_json::to_string(&error.body_of()).unwrap().replace("\\\"", "\"");
             assert!(text.contains(message), "{body}: {text}");
             assert!(error.into_response().status().is_client_error());
+        }
+    }
+
+    #[test]
+    fn only_a_text_is_tokenized_and_a_refusal_names_the_field() {
+        let read = |body: &str| text_to_tokenize(body.as_bytes(), "tiny");
+        assert_eq!(read(r#"{"prompt": "a larder", "model": "tiny"}"#), Ok("a larder".to_owned()));
+        let cases = [
+            (r#"{"prompt": ""}"#, "prompt must be a text, and not empty"),
+            (r#"{"prompt": [1, 2]}"#, "prompt must be a text"),
+            ("{}", "prompt must be a text"),
+            (r#"{"content": "a"}"#, "unknown field `content`, expected `model` or `prompt`"),
+            (r#"{"prompt": "a", "model": "gpt"}"#, "\"gpt\" is not served here; \"tiny\" is"),
+            ("a larder", "the body is no tokenize request"),
+        ];
+        for (body, message) in cases {
+            let error = read(body).unwrap_err();
+            let text = serde_json::to_string(&error.body_of()).unwrap().replace("\\\"", "\"");
+            assert!(text.contains(message), "{body}: {text}");
         }
     }
 

@@ -2,12 +2,13 @@
 
 use super::LlamaError;
 use larder_proto::fingerprint::Digest;
-use llama_cpp_2::LogOptions;
 use llama_cpp_2::llama_backend::LlamaBackend;
 use llama_cpp_2::model::params::LlamaModelParams;
 use llama_cpp_2::model::{LlamaModel, RopeType};
 use llama_cpp_2::send_logs_to_tracing;
 use llama_cpp_2::token::LlamaToken;
+use llama_cpp_2::{LlamaModelLoadError, LogOptions};
+use std::io::{self, Read};
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -31,18 +32,41 @@ pub(super) fn backend() -> Result<&'static LlamaBackend, LlamaError> {
     started.as_ref().map_err(|reason| LlamaError::Backend(reason.clone()))
 }
 
+/// What a GGUF file begins with.
+const GGUF_MAGIC: &[u8] = b"GGUF";
+
+fn begins_with(file: impl Read, wanted: &[u8]) -> io::Result<bool> {
+    let mut start = Vec::new();
+    file.take(wanted.len() as u64).read_to_end(&mut start)?;
+    Ok(start == wanted)
+}
+
+fn why_not_loaded(error: &LlamaModelLoadError) -> String {
+    match error {
+        LlamaModelLoadError::NullResult => "llama.cpp does not take it: it is cut off or damaged, needs \
+            more memory than there is, or its architecture is not known; its own words are in the log, all \
+            of them with --log.level=info"
+            .to_owned(),
+        other => other.to_string(),
+    }
+}
+
 impl Model {
     /// Loads a GGUF file. `progress` hears the share that is loaded, 0 to 1.
     pub fn load(path: &Path, mut progress: impl FnMut(f32) + 'static) -> Result<Self, LlamaError> {
         let refused = |reason: String| LlamaError::Load { path: path.to_owned(), reason };
-        // llama.cpp says only "null result" for a file that is not there.
-        std::fs::File::open(path).map_err(|error| refused(error.to_string()))?;
+        // llama.cpp says only "null result" for a file that is not there or is something else.
+        let file = std::fs::File::open(path);
+        let begins_as_gguf = file.and_then(|file| begins_with(file, GGUF_MAGIC));
+        if !begins_as_gguf.map_err(|error| refused(error.to_string()))? {
+            return Err(refused("it is no GGUF file: it does not begin with \"GGUF\"".into()));
+        }
         let params = LlamaModelParams::default().with_progress_callback(move |share| {
             progress(share);
             true
         });
         let inner = LlamaModel::load_from_file(backend()?, path, &params)
-            .map_err(|error| refused(error.to_string()))?;
+            .map_err(|error| refused(why_not_loaded(&error)))?;
         let vocabulary = u32::try_from(inner.n_vocab()).unwrap_or(0);
         if vocabulary == 0 {
             return Err(refused("it has no vocabulary".into()));

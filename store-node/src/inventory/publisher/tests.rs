@@ -296,7 +296,29 @@ fn commands_above_the_limit_are_refused_and_a_flood_ends_the_session() {
     let done = CommandResult { id: 1, blocks: 3, ..Default::default() };
     publisher.step(catalog.now, Input::Finished(done), &catalog.log).unwrap();
     let sent = catalog.drain(&mut publisher, catalog.now);
-    assert!(matches!(&sent[..], [Message::CommandResult(r)] if r.id == 1 && r.blocks == 3));
+    assert!(matches!(
+        &sent[..],
+        [Message::Heartbeat(_), Message::CommandResult(r)] if r.id == 1 && r.blocks == 3
+    ));
     let flood = (10..20).map(|id| publisher.step(catalog.now, evict(id), &catalog.log));
     assert!(flood.collect::<Vec<_>>().contains(&Err(SessionError::Flooded)));
+}
+
+// After an eviction a master told for up to a heartbeat that the memory was still in use.
+#[test]
+fn what_an_eviction_freed_is_told_before_its_answer() {
+    let catalog = Catalog::new(64);
+    let keys = [catalog.store(1, 1), catalog.store(2, 2)];
+    let mut publisher = publisher();
+    open(&catalog, &mut publisher, 1);
+    catalog.drain(&mut publisher, catalog.now);
+    keys.into_iter().for_each(|key| catalog.evict(key));
+    let done = CommandResult { id: 1, blocks: 2, ..Default::default() };
+    publisher.step(catalog.now, Input::Finished(done), &catalog.log).unwrap();
+    let sent = catalog.drain(&mut publisher, catalog.now);
+    let [Message::Events(_), Message::Heartbeat(beat), Message::CommandResult(_)] = &sent[..]
+    else {
+        panic!("{sent:?}")
+    };
+    assert_eq!((beat.seq, beat.blocks), (4, 0));
 }
