@@ -1,6 +1,6 @@
 //! The configuration of a node: `node.toml`, `LARDER_NODE__*`, flags.
 
-use crate::{catalog::Watermarks, transfer::Limits};
+use crate::{catalog::Watermarks, eviction::PolicyName, transfer::Limits};
 use larder_daemon::{
     address::{AdvertiseAddress, ListenAddress, check_advertise, check_listen},
     config::{ByteSize, DaemonConfig, DaemonKind, HumanDuration, ProcessSettings, Rules},
@@ -84,6 +84,9 @@ larder_daemon::settings! {
         /// Eviction stops below this share. A wider gap evicts in larger, rarer batches; a narrow one
         /// keeps more and works more often.
         pub low_watermark: f64 = 0.90,
+        /// What is evicted first: `s3fifo` keeps what was used again over what was used once, `lru` what
+        /// was used last, `gdsf` what is used often for its size. `larder-bench replay` compares them.
+        pub policy: PolicyName = PolicyName::S3Fifo,
     }
 }
 

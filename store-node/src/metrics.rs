@@ -1,6 +1,6 @@
 //! The node's metrics: names, labels and what they mean.
 
-use crate::node::Node;
+use crate::{eviction::PolicyName, node::Node};
 use larder_proto::frame::Code;
 use metrics::{Counter, counter, gauge};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,6 +25,8 @@ pub const CAPACITY_BYTES: &str = "larder_node_capacity_bytes";
 pub const USED_BYTES: &str = "larder_node_used_bytes";
 /// Stored parts. Label `tier`.
 pub const PARTS: &str = "larder_node_parts";
+/// 1 for the eviction policy that runs. Labels `tier`, `policy`.
+pub const EVICTION_POLICY_INFO: &str = "larder_node_eviction_policy_info";
 /// What became of puts and blocks. Label `event`: `committed`, `aborted`, `late_commit`, `evicted`,
 /// `damaged`, `refused_full`, `unannounced`.
 pub const CATALOG_EVENTS_TOTAL: &str = "larder_node_catalog_events_total";
@@ -67,6 +69,11 @@ pub(crate) fn pulls(pulled: Pulled) -> Counter {
         Pulled::Failed => "failed",
     };
     counter!(PULLS_TOTAL, "result" => result)
+}
+
+/// Says which policy the dram tier runs.
+pub(crate) fn policy(name: PolicyName) {
+    gauge!(EVICTION_POLICY_INFO, "tier" => "dram", "policy" => name.to_string()).set(1.0);
 }
 
 /// The catalog's counts, by their label.
