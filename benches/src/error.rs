@@ -44,6 +44,9 @@ pub(crate) enum BenchError {
         /// What came.
         status: Box<tonic::Status>,
     },
+    /// A request trace.
+    #[error(transparent)]
+    Trace(#[from] crate::replay::TraceError),
     /// A file, socket or process.
     #[error("{doing}")]
     Io {

@@ -2,6 +2,7 @@
 
 use crate::{
     catalog::{Admit, Watermarks},
+    eviction::PolicyName,
     tiering::{Promote, TieringSettings},
     tiers::ssd::{
         Durability, PathSettings,
@@ -95,6 +96,9 @@ larder_daemon::settings! {
         /// Eviction stops below this share. A wider gap evicts in larger, rarer batches; a narrow one
         /// keeps more and works more often.
         pub low_watermark: f64 = 0.90,
+        /// What is evicted first: `s3fifo` keeps what was used again over what was used once, `lru` what
+        /// was used last, `gdsf` what is used often for its size. `larder-bench replay` compares them.
+        pub policy: PolicyName = PolicyName::S3Fifo,
     }
 }
 

@@ -4,7 +4,6 @@
 use crate::{
     catalog::Catalog,
     config::NodeConfig,
-    eviction::Lru,
     inventory::{
         ChangeLog, Inventory, PartSets,
         publisher::{Identity as NodeIdentity, Limits as SessionLimits},
@@ -59,7 +58,9 @@ pub async fn run(config: NodeConfig, context: Context) -> Result<(), TaskError> 
         ChangeLog::DEFAULT_CAPACITY,
     ));
     let arena = touch_arena(&config, context.health.clone()).await?;
-    let policy = Box::new(Lru::default());
+    info!(tier = "dram", policy = %config.dram.policy, "eviction policy");
+    metrics::policy(config.dram.policy);
+    let policy = config.dram.policy.build();
     let catalog = Catalog::new(incarnation, arena, policy, config.watermarks(), Arc::clone(&log));
 
     let (data, data_bound) = config.data.listen.bind("data").await?;

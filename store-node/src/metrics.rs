@@ -1,6 +1,6 @@
 //! The node's metrics: names, labels and what they mean.
 
-use crate::{node::Node, tiering::Tiering, tiers::ssd::SsdPath};
+use crate::{eviction::PolicyName, node::Node, tiering::Tiering, tiers::ssd::SsdPath};
 use larder_proto::frame::Code;
 use metrics::{Counter, counter, gauge};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,6 +25,8 @@ pub const CAPACITY_BYTES: &str = "larder_node_capacity_bytes";
 pub const USED_BYTES: &str = "larder_node_used_bytes";
 /// Stored parts. Label `tier`.
 pub const PARTS: &str = "larder_node_parts";
+/// 1 for the eviction policy that runs. Labels `tier`, `policy`.
+pub const EVICTION_POLICY_INFO: &str = "larder_node_eviction_policy_info";
 /// What became of puts and blocks. Label `event`: `committed`, `aborted`, `late_commit`, `evicted`,
 /// `damaged`, `refused_full`, `unannounced`, `demoted` (left dram, stayed on an ssd), `promoted`,
 /// `descendant_dropped` (with an ancestor).
@@ -82,6 +84,11 @@ pub(crate) fn pulls(pulled: Pulled) -> Counter {
         Pulled::Failed => "failed",
     };
     counter!(PULLS_TOTAL, "result" => result)
+}
+
+/// Says which policy the dram tier runs.
+pub(crate) fn policy(name: PolicyName) {
+    gauge!(EVICTION_POLICY_INFO, "tier" => "dram", "policy" => name.to_string()).set(1.0);
 }
 
 /// The catalog's counts, by their label.

@@ -3,11 +3,18 @@
 //! A [`Policy`] orders the blocks of a tier; the catalog judges each victim it proposes, and evicts in
 //! the same step, so a policy never has to know what is in use. A block that has descendants here is
 //! parked: the catalog admits it again when the last one goes, so tails go before heads and no hole is
-//! made. One that is being read is passed over, once in a round. So a round costs O(evicted + in use).
+//! made. One that is being read is passed over and goes to the hot end, so that the next rounds do not come
+//! by it again. So a round costs O(evicted), whatever is parked or in use at the cold end; only one that
+//! finds nothing to evict looks at everything.
 
+mod gdsf;
+mod ghost;
 mod lru;
+mod s3fifo;
 
+pub use gdsf::Gdsf;
 pub use lru::Lru;
+pub use s3fifo::S3Fifo;
 
 use crate::catalog::BlockId;
 use std::sync::{
@@ -15,8 +22,34 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-/// What the policy knows of a block: its name, size and last use. One value for each life of a block in
-/// the catalog, shared by both.
+larder_daemon::choices! {
+    /// What goes first when a tier is full.
+    pub enum PolicyName {
+        /// What was used once goes before what was used again; see [`S3Fifo`].
+        S3Fifo = "s3fifo",
+        /// The least recently used; see [`Lru`].
+        Lru = "lru",
+        /// The least frequently used for its size, with aging; see [`Gdsf`].
+        Gdsf = "gdsf",
+    }
+}
+
+impl PolicyName {
+    /// All there are.
+    pub const ALL: [Self; 3] = [Self::S3Fifo, Self::Lru, Self::Gdsf];
+
+    /// A policy without blocks.
+    pub fn build(self) -> Box<dyn Policy> {
+        match self {
+            Self::S3Fifo => Box::<S3Fifo>::default(),
+            Self::Lru => Box::<Lru>::default(),
+            Self::Gdsf => Box::<Gdsf>::default(),
+        }
+    }
+}
+
+/// What the policy knows of a block: its name, size and uses. One value for each life of a block in the
+/// catalog, shared by both.
 #[derive(Debug)]
 pub struct Unit {
     /// Which block.
@@ -24,24 +57,46 @@ pub struct Unit {
     /// Bytes that its eviction gives back; grows with the parts of a block.
     pub bytes: AtomicU64,
     last_used: AtomicU64,
+    /// Reads, not counting that the block came.
+    uses: AtomicU64,
+    /// What a policy wants to know again of a block that it let go of because it was parked.
+    note: AtomicU64,
 }
 
 impl Unit {
     /// A block that was just used.
     pub fn new(id: BlockId, bytes: u64, clock: &UseClock) -> Arc<Self> {
-        let unit = Self { id, bytes: AtomicU64::new(bytes), last_used: AtomicU64::new(0) };
-        unit.touch(clock);
-        Arc::new(unit)
+        Arc::new(Self {
+            id,
+            bytes: AtomicU64::new(bytes),
+            last_used: AtomicU64::new(clock.tick()),
+            uses: AtomicU64::new(0),
+            note: AtomicU64::new(0),
+        })
     }
 
     /// Notes a use. Lock-free: this is on the path of every read.
     pub fn touch(&self, clock: &UseClock) {
         self.last_used.store(clock.tick(), Ordering::Relaxed);
+        self.uses.fetch_add(1, Ordering::Relaxed);
     }
 
     /// When it was last used, in ticks of the clock.
     pub fn last_used(&self) -> u64 {
         self.last_used.load(Ordering::Relaxed)
+    }
+
+    /// How often it was used since it came.
+    pub fn uses(&self) -> u64 {
+        self.uses.load(Ordering::Relaxed)
+    }
+
+    fn note(&self) -> u64 {
+        self.note.load(Ordering::Relaxed)
+    }
+
+    fn set_note(&self, note: u64) {
+        self.note.store(note, Ordering::Relaxed);
     }
 }
 
@@ -86,3 +141,6 @@ pub trait Policy: Send {
     /// Forgets the blocks that are gone from the catalog.
     fn retain(&mut self, alive: &mut dyn FnMut(&Unit) -> bool);
 }
+
+#[cfg(test)]
+mod tests;
