@@ -1,9 +1,16 @@
 //! The node's gRPC service: what larderctl asks of one node. It changes nothing.
 
-use crate::{inventory::session::LinkBoard, metrics, node::Node};
+use crate::{
+    catalog::Catalog,
+    inventory::session::LinkBoard,
+    metrics,
+    node::Node,
+    tiering::Tiering,
+    tiers::ssd::{Health, SsdPath},
+};
 use larder_proto::control::{
-    ListPinsReply, ListPinsRequest, MasterLink, NodeStatusReply, Pin, StatusRequest, TierStatus,
-    node_server,
+    ListPinsReply, ListPinsRequest, MasterLink, NodeStatusReply, PathStatus, Pin, StatusRequest,
+    TierStatus, node_server,
 };
 use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
@@ -38,7 +45,9 @@ impl node_server::Node for NodeService {
             parts: catalog.part_count(),
             evictable_bytes: catalog.evictable_bytes(),
             holds_bytes: self.dram_holds_bytes,
+            paths: Vec::new(),
         };
+        let ssd = node.tiering().map(|tiering| ssd_status(catalog, tiering));
         let events = metrics::catalog_events(node);
         Ok(Response::new(NodeStatusReply {
             node: node.id().as_bytes().to_vec().into(),
@@ -48,7 +57,7 @@ impl node_server::Node for NodeService {
             uptime_ms: millis(self.started.elapsed()),
             data_address: self.data_address.clone(),
             socket: self.socket.clone(),
-            tiers: vec![dram],
+            tiers: [dram].into_iter().chain(ssd).collect(),
             masters: self.board.links().into_iter().map(MasterLink::from).collect(),
             leases: node.leases().count(),
             writes_in_progress: catalog.writes_in_progress(Instant::now()).len() as u64,
@@ -79,6 +88,40 @@ impl node_server::Node for NodeService {
             age_ms: millis(write.age),
         });
         Ok(Response::new(ListPinsReply { pins: leases.chain(writes).collect() }))
+    }
+}
+
+/// The ssd tier and its paths.
+fn ssd_status(catalog: &Catalog, tiering: &Tiering) -> TierStatus {
+    let of_path = |path: &Arc<SsdPath>| {
+        let (healthy, fenced_because) = match path.health() {
+            Health::Healthy => (true, String::new()),
+            Health::Fenced(why) => (false, why.to_string()),
+        };
+        PathStatus {
+            path: path.settings().name.display().to_string(),
+            healthy,
+            fenced_because,
+            capacity_bytes: path.settings().capacity,
+            used_bytes: path.used_bytes(),
+            counters: metrics::path_events(path)
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), *value))
+                .collect(),
+        }
+    };
+    let paths: Vec<_> = tiering.paths().iter().map(of_path).collect();
+    let sum = |bytes: fn(&PathStatus) -> u64| paths.iter().map(bytes).sum();
+    let (parts, live) = catalog.on_ssd();
+    TierStatus {
+        tier: "ssd".to_owned(),
+        capacity_bytes: sum(|path| path.capacity_bytes),
+        used_bytes: sum(|path| path.used_bytes),
+        parts,
+        evictable_bytes: live,
+        // Parts are put into dram; what of them comes to an ssd is the admission's choice.
+        holds_bytes: 0,
+        paths,
     }
 }
 
