@@ -43,7 +43,7 @@ impl Cluster {
         let master = start("the master", "larder-master", &args, &["control"]).await?;
         let mut hosts = Vec::new();
         for name in ["a", "b"] {
-            said(&format!("starting node {name} (512 MiB) and engine {name}"));
+            said(&format!("starting node {name} (512 MiB, and 1 GiB of disk) and engine {name}"));
             hosts.push(host(name, folder, master.address("control"), model).await?);
         }
         let (b, a) = (hosts.pop(), hosts.pop());
@@ -55,27 +55,44 @@ impl Cluster {
 }
 
 async fn host(name: &str, folder: &Path, master: &str, model: &Path) -> io::Result<Host> {
-    let socket: PathBuf = folder.join(format!("{name}.sock"));
-    let node = [
-        flag("name", name),
-        flag("state_dir", folder.join(format!("node-{name}")).display()),
-        flag("masters", master),
-        flag("local.socket", socket.display()),
-        flag("data.listen", "127.0.0.1:0"),
-        flag("control.listen", "127.0.0.1:0"),
-        flag("metrics.listen", "127.0.0.1:0"),
-        flag("dram.capacity", "512MiB"),
-    ];
-    let sockets = ["data", "control", "local"];
-    let node = start(&format!("node {name}"), "larder-node", &node, &sockets).await?;
+    let node = node(name, folder, master).await?;
     let engine = [
         flag("http.listen", "127.0.0.1:0"),
         flag("model.path", model.display()),
-        flag("node.socket", socket.display()),
+        flag("node.socket", socket(name, folder).display()),
         flag("node.producer", format!("engine-{name}")),
     ];
     let engine = start(&format!("engine {name}"), "larder-engine", &engine, &["http"]).await?;
     Ok(Host { node: Some(node), engine })
+}
+
+/// Starts the node of a host, for the first time or again.
+///
+/// # Errors
+/// It does not start.
+pub async fn node(name: &str, folder: &Path, master: &str) -> io::Result<Daemon> {
+    let ssd = folder.join(format!("ssd-{name}"));
+    let node = [
+        flag("name", name),
+        flag("state_dir", folder.join(format!("node-{name}")).display()),
+        flag("masters", master),
+        flag("local.socket", socket(name, folder).display()),
+        flag("data.listen", "127.0.0.1:0"),
+        flag("control.listen", "127.0.0.1:0"),
+        flag("metrics.listen", "127.0.0.1:0"),
+        flag("dram.capacity", "512MiB"),
+        flag("ssd.segment", "32MiB"),
+        flag(
+            "ssd.path",
+            format!("[{{dir = {:?}, capacity = \"1GiB\"}}]", ssd.display().to_string()),
+        ),
+    ];
+    let sockets = ["data", "control", "local"];
+    start(&format!("node {name}"), "larder-node", &node, &sockets).await
+}
+
+fn socket(name: &str, folder: &Path) -> PathBuf {
+    folder.join(format!("{name}.sock"))
 }
 
 /// Starts a daemon; an error says which of them it was.

@@ -1,8 +1,9 @@
 //! The demo: the main job of Larder with a real model, on one machine.
 //!
 //! Two hosts, A and B, each a store node and an engine, and one master. A long prompt is computed on A;
-//! B answers the same prompt from A's blocks; then A's node is killed, and B still answers. Every answer
-//! is compared, token by token, with the same prompt recomputed.
+//! B answers the same prompt from A's blocks; then A's node is killed, and B still answers; then B's node
+//! is killed and started again, and serves the prompt from its disk. Every answer is compared, token by
+//! token, with the same prompt recomputed.
 
 pub mod cluster;
 pub mod document;
@@ -13,9 +14,15 @@ use comfy_table::{CellAlignment, Table, presets::UTF8_HORIZONTAL_ONLY};
 use engine::{Answer, complete};
 use indicatif::{ProgressBar, ProgressStyle};
 use larder_client::masters::Masters;
-use larder_proto::control::StatusRequest;
+use larder_proto::control::{StatusRequest, node_client::NodeClient};
 use serde::Serialize;
-use std::{collections::HashMap, io, path::Path, process::Stdio, time::Duration};
+use std::{
+    collections::HashMap,
+    io,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
 use tokio::{process::Command, time::Instant};
 
 /// Sections of a handbook: about 2,000 tokens.
@@ -65,6 +72,7 @@ pub async fn run(model: &Path, folder: &Path, report: &Path) -> io::Result<Vec<S
         recomputed: HashMap::new(),
         steps: Vec::new(),
         published: 0,
+        folder: folder.to_owned(),
     };
     demo.play(&said).await?;
     spinner.finish_and_clear();
@@ -84,6 +92,8 @@ struct Demo {
     steps: Vec<Step>,
     /// Entries that the master's index has to hold by now.
     published: u64,
+    /// Where the processes keep their state.
+    folder: PathBuf,
 }
 
 impl Demo {
@@ -97,6 +107,7 @@ impl Demo {
         said("cold_a: engine A computes the whole prompt");
         let cold =
             complete(self.cluster.a.engine.address("http"), &first, ANSWER_TOKENS, true).await?;
+        let cold_tokens = cold.prompt_tokens;
         self.know(&cold).await?;
         self.finish("cold_a", &first, cold, said).await?;
 
@@ -124,7 +135,20 @@ impl Demo {
         said("after_kill_b: A's node was killed; B is asked for what only A held");
         let alone =
             complete(self.cluster.b.engine.address("http"), &third, ANSWER_TOKENS, true).await?;
-        self.finish("after_kill_b", &third, alone, said).await
+        self.finish("after_kill_b", &third, alone, said).await?;
+
+        said("restart_b: B's node is killed and started again; its disk is all that is left");
+        let blocks = cold_tokens.saturating_sub(1) / BLOCK_TOKENS;
+        if let Some(node) = self.cluster.b.node.take() {
+            await_parts(node.address("control"), "ssd", blocks).await?;
+            node.kill().await?;
+        }
+        let node = cluster::node("b", &self.folder, self.cluster.master.address("control")).await?;
+        await_parts(node.address("control"), "ssd", blocks).await?;
+        self.cluster.b.node = Some(node);
+        let address = self.cluster.b.engine.address("http");
+        let again = complete(address, &first, ANSWER_TOKENS, true).await?;
+        self.finish("restart_b", &first, again, said).await
     }
 
     /// Waits until the master's index knows the whole blocks of a prompt that was computed.
@@ -192,6 +216,31 @@ pub async fn await_entries(master: &str, entries: u64) -> io::Result<()> {
         }
         if Instant::now() > deadline {
             let text = format!("the index knows {known} of {entries} blocks after {INDEX_LIMIT:?}");
+            return Err(io::Error::other(text));
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Waits until a node holds `parts` parts in a tier: writing to a disk is not part of a request, and
+/// neither is adopting what is there.
+///
+/// # Errors
+/// The node does not answer, or the parts do not come.
+pub async fn await_parts(control: &str, tier: &str, parts: u64) -> io::Result<()> {
+    let deadline = Instant::now() + INDEX_LIMIT;
+    let mut node =
+        NodeClient::connect(format!("http://{control}")).await.map_err(io::Error::other)?;
+    loop {
+        let status = node.status(StatusRequest {}).await.map_err(io::Error::other)?.into_inner();
+        let held = status.tiers.iter().find(|status| status.tier == tier);
+        let held = held.map_or(0, |status| status.parts);
+        if held >= parts {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            let text =
+                format!("the node holds {held} of {parts} parts on {tier} after {INDEX_LIMIT:?}");
             return Err(io::Error::other(text));
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
