@@ -16,6 +16,7 @@ mod start;
 #[cfg(test)]
 mod tests;
 mod threads;
+mod uring;
 
 pub use buffer::{AlignedBuffer, ReadBuffer};
 pub use counts::CountsSoFar;
