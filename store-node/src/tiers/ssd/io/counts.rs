@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(super) struct Counts {
     requests: AtomicU64,
     operations: AtomicU64,
-    system_calls: AtomicU64,
+    submissions: AtomicU64,
     splits: AtomicU64,
     shorts: AtomicU64,
     retries: AtomicU64,
@@ -21,8 +21,8 @@ pub struct CountsSoFar {
     pub requests: u64,
     /// Operations given to the kernel: at least one a request.
     pub operations: u64,
-    /// System calls that gave operations to the kernel.
-    pub system_calls: u64,
+    /// System calls that gave them to it: one may give many.
+    pub submissions: u64,
     /// Operations more because a request was longer than the kernel takes at once.
     pub splits: u64,
     /// Operations more because the one before moved fewer bytes than it was asked to.
@@ -37,7 +37,7 @@ impl Counts {
         CountsSoFar {
             requests: get(&self.requests),
             operations: get(&self.operations),
-            system_calls: get(&self.system_calls),
+            submissions: get(&self.submissions),
             splits: get(&self.splits),
             shorts: get(&self.shorts),
             retries: get(&self.retries),
@@ -52,8 +52,8 @@ impl Counts {
         self.operations.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn system_call(&self) {
-        self.system_calls.fetch_add(1, Ordering::Relaxed);
+    pub(super) fn submission(&self) {
+        self.submissions.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(super) fn again(&self, cause: Cause) {

@@ -18,6 +18,7 @@ mod start;
 #[cfg(test)]
 mod tests;
 mod threads;
+mod uring;
 
 pub use buffer::{AlignedBuffer, ReadBuffer};
 pub use counts::CountsSoFar;

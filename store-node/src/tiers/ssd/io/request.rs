@@ -4,10 +4,16 @@ use super::{
     Completion, Pending, ReadInto,
     counts::CountsSoFar,
     progress::{Direction, Progress},
+    uring::Registration,
 };
 use bytes::Bytes;
 use parking_lot::Mutex;
-use std::{fmt::Debug, io, os::fd::OwnedFd, sync::Arc};
+use std::{
+    fmt::Debug,
+    io, mem,
+    os::fd::OwnedFd,
+    sync::{Arc, OnceLock},
+};
 
 /// Carries requests out. Dropping the last handle lets what was submitted end, and then ends the driver; it
 /// does not wait for that.
@@ -29,11 +35,13 @@ pub(super) struct OpenFile {
     pub(super) fd: OwnedFd,
     /// Whether requests go past the page cache.
     pub(super) direct: bool,
+    /// Its place in the table of the ring; given back when this is dropped.
+    pub(super) registration: OnceLock<Registration>,
 }
 
 impl OpenFile {
     pub(super) fn new(fd: OwnedFd, direct: bool) -> Self {
-        Self { fd, direct }
+        Self { fd, direct, registration: OnceLock::new() }
     }
 }
 
@@ -92,6 +100,23 @@ impl Request {
             }
             Work::Sync { done } => {
                 let _ = done.send(result);
+            }
+        }
+    }
+
+    /// Gives it up while the kernel may still use its memory, which is lost for ever therefore (F15).
+    pub(super) fn abandon(self, why: io::Error) {
+        match self.work {
+            Work::Write { done, pieces, .. } => {
+                mem::forget(pieces);
+                let _ = done.send(Err(why));
+            }
+            Work::Read { done, into, .. } => {
+                mem::forget(into);
+                let _ = done.send(Err(why));
+            }
+            Work::Sync { done } => {
+                let _ = done.send(Err(why));
             }
         }
     }

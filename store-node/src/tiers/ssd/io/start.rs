@@ -10,6 +10,7 @@ use super::{
     progress::MAX_OPERATION,
     request::{Driver, OpenFile, Request},
     threads::Threads,
+    uring::Uring,
 };
 use rustix::{fd::BorrowedFd, fs::OFlags};
 use std::{fmt, io, path::Path, sync::Arc};
@@ -136,7 +137,7 @@ fn start(
 ) -> io::Result<Arc<dyn Driver>> {
     let file = OpenFile::new(open_in(folder, LOCK_FILE, way.direct, OFlags::empty())?, way.direct);
     let driver: Arc<dyn Driver> = match way.kind {
-        DriverKind::IoUring => return Err(io::ErrorKind::Unsupported.into()),
+        DriverKind::IoUring => Arc::new(Uring::start(options.queue_depth, way.limit, lock)?),
         DriverKind::Threads => Arc::new(Threads::start(options.queue_depth, way.limit, lock)?),
     };
     match try_out(&*driver, &Arc::new(file)) {

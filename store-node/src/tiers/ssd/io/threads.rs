@@ -176,7 +176,7 @@ fn carry_out(mut request: Request, limit: usize, counts: &Counts) {
         }
         Work::Sync { .. } => {
             counts.operation();
-            counts.system_call();
+            counts.submission();
             rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&request.file.fd))
                 .map_err(Into::into)
         }
@@ -195,7 +195,7 @@ fn until_moved(
     let from = progress.offset();
     loop {
         counts.operation();
-        counts.system_call();
+        counts.submission();
         let result = operation(progress);
         match progress.moved(result.map_err(Into::into), limit) {
             Step::Again(cause) => counts.again(cause),

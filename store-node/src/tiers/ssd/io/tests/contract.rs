@@ -48,6 +48,8 @@ const fn split(way: Way) -> Way {
 }
 
 contract! {
+    ring: super::Way::new(super::DriverKind::IoUring, true);
+    ring_split: super::split(super::Way::new(super::DriverKind::IoUring, true));
     threads_direct: super::Way::new(super::DriverKind::Threads, true);
     threads_direct_split: super::split(super::Way::new(super::DriverKind::Threads, true));
     threads_buffered: super::Way::new(super::DriverKind::Threads, false);

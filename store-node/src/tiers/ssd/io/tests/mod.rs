@@ -1,6 +1,6 @@
 //! Every way to read and write a folder keeps the same contract.
 
-mod bed;
+pub(super) mod bed;
 mod contract;
 mod folder;
 mod limits;

@@ -1,0 +1,193 @@
+//! The requests that the kernel has, each in a slot with the memory that it uses.
+
+use super::super::{
+    counts::Counts,
+    driver_gone,
+    progress::Step,
+    request::{Request, Work},
+};
+use io_uring::{opcode, squeue::Entry, types};
+use std::{io, mem, os::fd::AsRawFd};
+use tracing::error;
+
+/// Names one operation: the slot and how many operations it had before. What comes back from the kernel has
+/// to be the operation that the slot waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Tag {
+    slot: u32,
+    generation: u32,
+}
+
+impl Tag {
+    fn to_user_data(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.slot)
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "the halves of a word")]
+    fn of(user_data: u64) -> Self {
+        Self { slot: user_data as u32, generation: (user_data >> 32) as u32 }
+    }
+}
+
+/// A slot, by number.
+pub(super) type SlotNumber = u32;
+
+#[derive(Debug, Default)]
+struct Slot {
+    generation: u32,
+    /// Whether the kernel has an operation of it.
+    in_kernel: bool,
+    request: Option<Request>,
+    /// The file's place in the table of the ring.
+    place: Option<u32>,
+    /// What the operation names. The kernel may read it until the completion.
+    vector: Vec<libc::iovec>,
+}
+
+/// See the module. Requests leave only through their completion; if this is dropped with some in the kernel,
+/// their memory is never freed.
+#[derive(Debug)]
+pub(super) struct Slots {
+    slots: Vec<Slot>,
+    free: Vec<SlotNumber>,
+    /// Most bytes of an operation.
+    limit: usize,
+}
+
+impl Slots {
+    pub(super) fn new(depth: u32, limit: usize) -> Self {
+        let slots = (0..depth).map(|_| Slot::default()).collect();
+        Self { slots, free: (0..depth).rev().collect(), limit }
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.free.len() == self.slots.len()
+    }
+
+    /// Puts a request into a free slot.
+    ///
+    /// # Panics
+    /// When there is none.
+    #[expect(clippy::expect_used, reason = "the caller asked for room")]
+    pub(super) fn put(&mut self, request: Request, place: Option<u32>) -> SlotNumber {
+        let number = self.free.pop().expect("a free slot");
+        let slot = &mut self.slots[number as usize];
+        (slot.request, slot.place) = (Some(request), place);
+        number
+    }
+
+    /// The next operation of a slot's request. All memory that it names stays where it is until `completed`
+    /// takes the operation's result.
+    #[expect(clippy::expect_used, reason = "the caller put the request there")]
+    pub(super) fn operation(&mut self, number: SlotNumber) -> Entry {
+        let limit = self.limit;
+        let slot = &mut self.slots[number as usize];
+        debug_assert!(!slot.in_kernel, "one operation a slot");
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.in_kernel = true;
+        let request = slot.request.as_mut().expect("a request in the slot");
+        let tag = Tag { slot: number, generation: slot.generation };
+        slot.vector.clear();
+        let entry = match (&mut request.work, slot.place) {
+            (Work::Write { pieces, progress, .. }, place) => {
+                slot.vector.extend(progress.pieces(limit).map(|(piece, bytes)| {
+                    let bytes = &pieces[piece][bytes];
+                    libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
+                }));
+                let (vector, len) = raw(&slot.vector);
+                let write = match place {
+                    Some(place) => opcode::Writev::new(types::Fixed(place), vector, len),
+                    None => {
+                        opcode::Writev::new(types::Fd(request.file.fd.as_raw_fd()), vector, len)
+                    }
+                };
+                write.offset(progress.offset()).build()
+            }
+            (Work::Read { into, progress, .. }, place) => {
+                slot.vector.extend(progress.pieces(limit).map(|(piece, bytes)| {
+                    let bytes = &mut into[piece].bytes_mut()[bytes];
+                    libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }
+                }));
+                let (vector, len) = raw(&slot.vector);
+                let read = match place {
+                    Some(place) => opcode::Readv::new(types::Fixed(place), vector, len),
+                    None => opcode::Readv::new(types::Fd(request.file.fd.as_raw_fd()), vector, len),
+                };
+                read.offset(progress.offset()).build()
+            }
+            (Work::Sync { .. }, place) => {
+                let sync = match place {
+                    Some(place) => opcode::Fsync::new(types::Fixed(place)),
+                    None => opcode::Fsync::new(types::Fd(request.file.fd.as_raw_fd())),
+                };
+                sync.flags(types::FsyncFlags::DATASYNC).build()
+            }
+        };
+        entry.user_data(tag.to_user_data())
+    }
+
+    /// Takes in the result of an operation: answers the request if it was the last one, else names the slot
+    /// whose next operation is due.
+    pub(super) fn completed(
+        &mut self,
+        user_data: u64,
+        result: i32,
+        counts: &Counts,
+    ) -> Option<SlotNumber> {
+        let (tag, limit) = (Tag::of(user_data), self.limit);
+        let slot = self.slots.get_mut(tag.slot as usize);
+        let expected = slot.filter(|slot| slot.in_kernel && slot.generation == tag.generation);
+        let Some(slot) = expected else {
+            error!(user_data, result, "the kernel completed an operation that it did not have");
+            return None;
+        };
+        slot.in_kernel = false;
+        // `-errno` or what was moved.
+        let result = usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result));
+        let step = match slot.request.as_mut().map(|request| &mut request.work) {
+            Some(Work::Write { progress, .. } | Work::Read { progress, .. }) => {
+                progress.moved(result, limit)
+            }
+            Some(Work::Sync { .. }) => result.map_or_else(Step::Failed, |_| Step::Done),
+            None => return None,
+        };
+        let result = match step {
+            Step::Again(cause) => {
+                counts.again(cause);
+                return Some(tag.slot);
+            }
+            Step::Done => Ok(()),
+            Step::Failed(error) => Err(error),
+        };
+        let request = slot.request.take();
+        self.free.push(tag.slot);
+        if let Some(request) = request {
+            request.end(result);
+        }
+        None
+    }
+}
+
+/// A vector as the kernel takes it.
+#[expect(clippy::cast_possible_truncation, reason = "at most 1024 pieces an operation")]
+fn raw(vector: &[libc::iovec]) -> (*const libc::iovec, u32) {
+    (vector.as_ptr(), vector.len() as u32)
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        for slot in &mut self.slots {
+            let Some(request) = slot.request.take() else { continue };
+            if slot.in_kernel {
+                mem::forget(mem::take(&mut slot.vector));
+                request.abandon(driver_gone());
+            } else {
+                request.end(Err(driver_gone()));
+            }
+        }
+    }
+}
