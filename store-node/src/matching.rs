@@ -58,7 +58,7 @@ impl Node {
         let mut runs: Vec<MatchRun> = Vec::new();
         for (block, held_groups) in local.iter().enumerate().take(reach) {
             let (tiers, peers) = match needed(block) & !*held_groups == 0 {
-                true => (TierSet::of(Tier::Dram), Vec::new()),
+                true => (self.tiers_of(tenant, ask, &rules, block), Vec::new()),
                 false => (TierSet::EMPTY, view.of_block.get(block).cloned().unwrap_or_default()),
             };
             match runs.last_mut() {
@@ -67,6 +67,21 @@ impl Node {
             }
         }
         Some(Matched { peers: view.peers, runs, complete: view.complete })
+    }
+
+    /// Where this node holds a block: in dram only if all of its parts are there.
+    fn tiers_of(
+        &self,
+        tenant: &TenantName,
+        ask: &Match,
+        rules: &MatchRules,
+        block: usize,
+    ) -> TierSet {
+        let id = BlockId { tenant: tenant.id(), layout: ask.model.layout, key: ask.keys[block] };
+        match self.catalog().holds_in(&id, &rules.parts, Tier::Dram) {
+            true => TierSet::of(Tier::Dram),
+            false => TierSet::of(Tier::Ssd),
+        }
     }
 
     /// For each block a bit for each group that this node holds for the rank.

@@ -140,7 +140,7 @@ pub fn path_events(path: &SsdPath) -> [(&'static str, u64); 7] {
 
 #[expect(clippy::cast_precision_loss, reason = "gauges are floats; sizes are far below 2^52")]
 fn update_ssds(node: &Node, tiering: &Tiering) {
-    let (parts, _) = node.catalog().on_ssd();
+    let (parts, _) = node.catalog().parts_on_ssd();
     let of_all = |bytes: fn(&SsdPath) -> u64| tiering.paths().iter().map(|path| bytes(path)).sum();
     let (capacity, used): (u64, u64) =
         (of_all(|path| path.settings().capacity), of_all(SsdPath::used_bytes));
@@ -170,7 +170,7 @@ pub fn update(node: &Node) {
     let catalog = node.catalog();
     gauge!(CAPACITY_BYTES, "tier" => "dram").set(catalog.arena().capacity_bytes() as f64);
     gauge!(USED_BYTES, "tier" => "dram").set(catalog.arena().used_bytes() as f64);
-    gauge!(PARTS, "tier" => "dram").set(catalog.part_count() as f64);
+    gauge!(PARTS, "tier" => "dram").set(catalog.parts_in_dram() as f64);
     gauge!(LEASES).set(node.leases().count() as f64);
     gauge!(STAGING_BYTES).set(node.staging_bytes.load(Ordering::Relaxed) as f64);
     gauge!(QUARANTINED_BYTES).set(node.leases().quarantined_bytes() as f64);

@@ -42,7 +42,7 @@ impl node_server::Node for NodeService {
             tier: "dram".to_owned(),
             capacity_bytes: catalog.arena().capacity_bytes(),
             used_bytes: catalog.arena().used_bytes(),
-            parts: catalog.part_count(),
+            parts: catalog.parts_in_dram(),
             evictable_bytes: catalog.evictable_bytes(),
             holds_bytes: self.dram_holds_bytes,
             paths: Vec::new(),
@@ -112,7 +112,7 @@ fn ssd_status(catalog: &Catalog, tiering: &Tiering) -> TierStatus {
     };
     let paths: Vec<_> = tiering.paths().iter().map(of_path).collect();
     let sum = |bytes: fn(&PathStatus) -> u64| paths.iter().map(bytes).sum();
-    let (parts, live) = catalog.on_ssd();
+    let (parts, live) = catalog.parts_on_ssd();
     TierStatus {
         tier: "ssd".to_owned(),
         capacity_bytes: sum(|path| path.capacity_bytes),

@@ -2,7 +2,7 @@
 
 use super::{BlockId, Catalog, InDram, PartRead, Producer};
 use crate::inventory::{BlockState, Inventory, Vitals};
-use larder_proto::{BlockKey, PartName, PartNumber, event::Shard};
+use larder_proto::{BlockKey, PartName, PartNumber, Tier, event::Shard};
 use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
@@ -57,6 +57,14 @@ impl Catalog {
         let shard = self.shard(id);
         let block = shard.get(id);
         block.is_some_and(|block| parts.iter().all(|part| block.stored(*part).is_some()))
+    }
+
+    /// Whether those of `parts` that are here are all in `tier`.
+    pub fn holds_in(&self, id: &BlockId, parts: &[PartNumber], tier: Tier) -> bool {
+        let shard = self.shard(id);
+        let block = shard.get(id);
+        let mut stored = parts.iter().filter_map(|part| block?.stored(*part));
+        stored.all(|stored| stored.tiers().has(tier))
     }
 
     /// Every part in the arena with its bytes, shard by shard: for scrubbing and for audits.

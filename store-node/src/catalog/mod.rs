@@ -175,6 +175,35 @@ pub struct Counters {
     pub unannounced_blocks: AtomicU64,
 }
 
+/// How many parts there are, and where. Each part counts from when it is stored; a change of its copies is
+/// a part that goes and one that comes.
+#[derive(Debug, Default)]
+struct Tally {
+    parts: AtomicU64,
+    in_dram: AtomicU64,
+    on_ssd: AtomicU64,
+    ssd_bytes: AtomicU64,
+}
+
+impl Tally {
+    fn came(&self, stored: &Stored) {
+        self.change(stored, |counter, by| _ = counter.fetch_add(by, Ordering::Relaxed));
+    }
+
+    fn gone(&self, stored: &Stored) {
+        self.change(stored, |counter, by| _ = counter.fetch_sub(by, Ordering::Relaxed));
+    }
+
+    fn change(&self, stored: &Stored, change: impl Fn(&AtomicU64, u64)) {
+        change(&self.parts, 1);
+        change(&self.in_dram, u64::from(stored.dram.is_some()));
+        if let Some(copy) = &stored.ssd {
+            change(&self.on_ssd, 1);
+            change(&self.ssd_bytes, copy.footprint_bytes());
+        }
+    }
+}
+
 /// See the module.
 pub struct Catalog {
     incarnation: Incarnation,
@@ -186,7 +215,7 @@ pub struct Catalog {
     log: Arc<ChangeLog>,
     last_generation: AtomicU64,
     last_writer: AtomicU64,
-    parts: AtomicU64,
+    tally: Tally,
     blocks: AtomicU64,
     draining: AtomicBool,
     counters: Counters,
@@ -219,7 +248,7 @@ impl Catalog {
             log,
             last_generation: AtomicU64::new(0),
             last_writer: AtomicU64::new(0),
-            parts: AtomicU64::new(0),
+            tally: Tally::default(),
             blocks: AtomicU64::new(0),
             draining: AtomicBool::new(false),
             counters: Counters::default(),
@@ -247,9 +276,20 @@ impl Catalog {
         &self.counters
     }
 
-    /// Stored parts.
+    /// Stored parts, whatever their tiers.
     pub fn part_count(&self) -> u64 {
-        self.parts.load(Ordering::Relaxed)
+        self.tally.parts.load(Ordering::Relaxed)
+    }
+
+    /// Parts in the arena.
+    pub fn parts_in_dram(&self) -> u64 {
+        self.tally.in_dram.load(Ordering::Relaxed)
+    }
+
+    /// Parts on ssds, and the bytes that these copies take there.
+    pub fn parts_on_ssd(&self) -> (u64, u64) {
+        let Tally { on_ssd, ssd_bytes, .. } = &self.tally;
+        (on_ssd.load(Ordering::Relaxed), ssd_bytes.load(Ordering::Relaxed))
     }
 
     /// Blocks with at least one stored part.
@@ -375,7 +415,7 @@ impl Catalog {
             let chosen = choose(block);
             let taken: Vec<Stored> =
                 chosen.into_iter().filter_map(|part| block.take_stored(part)).collect();
-            self.parts.fetch_sub(taken.len() as u64, Ordering::Relaxed);
+            taken.iter().for_each(|stored| self.tally.gone(stored));
             let removal = Evicted {
                 blocks: u64::from(!taken.is_empty()),
                 bytes: taken.iter().map(|stored| stored.len).sum(),
@@ -409,10 +449,12 @@ impl Catalog {
             let Some(stored) = block.stored_mut(part).filter(|stored| is_it(stored)) else {
                 return false;
             };
+            self.tally.gone(stored);
             drop_it(stored);
             if stored.tiers().is_empty() {
                 block.take_stored(part);
-                self.parts.fetch_sub(1, Ordering::Relaxed);
+            } else {
+                self.tally.came(stored);
             }
             self.settle(&mut shard, &id, loss)
         };

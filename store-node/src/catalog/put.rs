@@ -285,7 +285,9 @@ impl Catalog {
                 Some(block) => match block.commit(name.part.part, writer, stored) {
                     Err(block::Revoked) => Err(CommitError::Revoked),
                     Ok(()) => {
-                        self.parts.fetch_add(1, Ordering::Relaxed);
+                        if let Some(stored) = block.stored(name.part.part) {
+                            self.tally.came(stored);
+                        }
                         match &block.unit {
                             Some(unit) => _ = unit.bytes.fetch_add(bytes, Ordering::Relaxed),
                             None => first_of_block = Some(Unit::new(id, bytes, &self.clock)),

@@ -78,7 +78,11 @@ impl Catalog {
             let bytes: u64 = block.all_stored().map(|(_, stored)| stored.dram_bytes()).sum();
             if block.all_stored().all(|(_, stored)| stored.ssd.is_some()) {
                 // It stays here, so its descendants do not matter.
-                block.all_stored_mut().for_each(|stored| stored.dram = None);
+                for stored in block.all_stored_mut() {
+                    self.tally.gone(stored);
+                    stored.dram = None;
+                    self.tally.came(stored);
+                }
                 if let Some(unit) = &block.unit {
                     unit.bytes.store(0, Ordering::Relaxed);
                 }
@@ -92,8 +96,8 @@ impl Catalog {
                 return Verdict::Parked;
             }
             let parts: Vec<_> = block.all_stored().map(|(part, _)| part).collect();
-            self.parts.fetch_sub(parts.len() as u64, Ordering::Relaxed);
-            parts.into_iter().for_each(|part| _ = block.take_stored(part));
+            let gone = parts.into_iter().filter_map(|part| block.take_stored(part));
+            gone.for_each(|stored| self.tally.gone(&stored));
             self.counters.evicted_blocks.fetch_add(1, Ordering::Relaxed);
             self.counters.evicted_bytes.fetch_add(bytes, Ordering::Relaxed);
             self.settle(&mut shard, id, Loss::Evicted)

@@ -54,6 +54,8 @@ pub struct Audit {
     pub holes: u64,
     /// Stored parts without a copy.
     pub empty_parts: u64,
+    /// Parts that the counts of tiers have too many or too few.
+    pub miscounted: u64,
 }
 
 impl Catalog {
@@ -94,7 +96,9 @@ impl Catalog {
             };
             stored.offered = false;
             let Some(copy) = copy else { return true };
+            self.tally.gone(stored);
             (stored.ssd, stored.uses) = (Some(copy), 0);
+            self.tally.came(stored);
             self.announce(&id, block, Loss::Removed);
             let may_go = block.all_stored().all(|(_, stored)| stored.ssd.is_some());
             let parked = may_go && std::mem::take(&mut block.parked);
@@ -121,7 +125,9 @@ impl Catalog {
         let stored = shard.get_mut(&id).and_then(|block| block.stored_mut(name.part.part));
         match stored {
             Some(stored) if stored.ssd.as_ref().is_some_and(|current| current.is_same(from)) => {
+                self.tally.gone(stored);
                 (stored.ssd, stored.uses) = (Some(to), 0);
+                self.tally.came(stored);
                 true
             }
             _ => false,
@@ -223,8 +229,8 @@ impl Catalog {
                     offered: false,
                     uses: 0,
                 };
+                self.tally.came(&stored);
                 block.adopt(entry.name.part.part, stored);
-                self.parts.fetch_add(1, Ordering::Relaxed);
             }
             let is_first = free && block.unit.is_none();
             if is_first {
@@ -258,7 +264,9 @@ impl Catalog {
             };
             let PartRead { copy, info } = read.clone();
             let bytes = copy.footprint_bytes();
+            self.tally.gone(stored);
             stored.dram = Some(InDram { copy, info });
+            self.tally.came(stored);
             self.counters.promoted_parts.fetch_add(1, Ordering::Relaxed);
             if let Some(unit) = &block.unit {
                 unit.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -290,31 +298,31 @@ impl Catalog {
         PartRead { copy, info: Arc::new(info) }
     }
 
-    /// Parts that have a copy on an ssd, and the bytes that these take.
-    pub fn on_ssd(&self) -> (u64, u64) {
-        let of_shard = |shard: &parking_lot::Mutex<std::collections::HashMap<BlockId, Block>>| {
-            let shard = shard.lock();
-            let copies = shard.values().flat_map(Block::all_stored);
-            let copies = copies.filter_map(|(_, stored)| stored.ssd.as_ref());
-            copies.fold((0, 0), |(n, bytes), copy| (n + 1, bytes + copy.footprint_bytes()))
-        };
-        self.shards.iter().map(of_shard).fold((0, 0), |(n, b), (m, c)| (n + m, b + c))
-    }
-
-    /// Looks for what must not be.
+    /// Looks for what must not be. Exact while nothing changes.
     pub fn audit(&self) -> Audit {
         let mut audit = Audit::default();
         let mut stored_children = Vec::new();
+        let counted = super::Tally::default();
         for shard in &self.shards {
             for (id, block) in shard.lock().iter() {
                 let parts = block.all_stored();
-                audit.empty_parts += parts.filter(|(_, s)| s.tiers().is_empty()).count() as u64;
+                for (_, stored) in parts {
+                    audit.empty_parts += u64::from(stored.tiers().is_empty());
+                    counted.came(stored);
+                }
                 if block.is_stored() {
                     audit.blocks += 1;
                     stored_children.extend(block.parent.map(|key| BlockId { key, ..*id }));
                 }
             }
         }
+        let differ = |a: &std::sync::atomic::AtomicU64, b: &std::sync::atomic::AtomicU64| {
+            a.load(Ordering::Relaxed).abs_diff(b.load(Ordering::Relaxed))
+        };
+        audit.miscounted = differ(&counted.parts, &self.tally.parts)
+            + differ(&counted.in_dram, &self.tally.in_dram)
+            + differ(&counted.on_ssd, &self.tally.on_ssd)
+            + differ(&counted.ssd_bytes, &self.tally.ssd_bytes);
         stored_children.sort_unstable();
         stored_children.dedup();
         for parent in stored_children {
