@@ -40,7 +40,7 @@ pub const WRITE_QUEUE_BYTES: &str = "larder_node_write_queue_bytes";
 /// Bytes moved by an ssd path, headers included. Labels `path`, `direction`: `read`, `written`. With
 /// `larder_node_transfer_bytes_total{direction="in"}` it gives the flash bytes written per byte served.
 pub const SSD_BYTES_TOTAL: &str = "larder_node_ssd_bytes_total";
-/// What happened on an ssd path. Labels `path`, `event`: `read`, `written`, `refused`, `damaged`,
+/// What happened on an ssd path. Labels `path`, `event`: `read`, `written`, `damaged`,
 /// `sealed_segment`, `reclaimed_segment`, `carried`.
 pub const SSD_EVENTS_TOTAL: &str = "larder_node_ssd_events_total";
 /// Whether an ssd path takes part: 1 or 0. Label `path`.
@@ -124,13 +124,12 @@ pub fn tiering_events(tiering: &Tiering) -> [(&'static str, u64); 6] {
 }
 
 /// The counts of a path, by their label.
-pub fn path_events(path: &SsdPath) -> [(&'static str, u64); 7] {
+pub fn path_events(path: &SsdPath) -> [(&'static str, u64); 6] {
     let counters = path.counters();
     let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     [
         ("read", value(&counters.read_records)),
         ("written", value(&counters.written_records)),
-        ("refused", value(&counters.refused_records)),
         ("damaged", value(&counters.damaged_records)),
         ("sealed_segment", value(&counters.sealed_segments)),
         ("reclaimed_segment", value(&counters.reclaimed_segments)),

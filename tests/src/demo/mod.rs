@@ -107,7 +107,6 @@ impl Demo {
         said("cold_a: engine A computes the whole prompt");
         let cold =
             complete(self.cluster.a.engine.address("http"), &first, ANSWER_TOKENS, true).await?;
-        let cold_tokens = cold.prompt_tokens;
         self.know(&cold).await?;
         self.finish("cold_a", &first, cold, said).await?;
 
@@ -124,6 +123,8 @@ impl Demo {
         said("shared_b: the same document, another question, on B");
         let other =
             complete(self.cluster.b.engine.address("http"), &second, ANSWER_TOKENS, true).await?;
+        // What was used again is written to B's disk.
+        let blocks = other.cached_tokens / BLOCK_TOKENS;
         self.finish("shared_b", &second, other, said).await?;
 
         said("a prompt that only A will hold");
@@ -138,7 +139,6 @@ impl Demo {
         self.finish("after_kill_b", &third, alone, said).await?;
 
         said("restart_b: B's node is killed and started again; its disk is all that is left");
-        let blocks = cold_tokens.saturating_sub(1) / BLOCK_TOKENS;
         if let Some(node) = self.cluster.b.node.take() {
             await_parts(node.address("control"), "ssd", blocks).await?;
             node.kill().await?;

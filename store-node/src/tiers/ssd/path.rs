@@ -7,7 +7,7 @@
 use super::{
     SsdError,
     format::{FooterEntry, Nonce, RecordHeader, SegmentHeader, Trailer},
-    io::{AlignedBuffer, File, Folder, PAGE, Pending, ReadBuffer},
+    io::{AlignedBuffer, File, Folder, PAGE, ReadBuffer},
     removals::RemovalLog,
     segment::{Segment, SsdCopy},
 };
@@ -17,6 +17,7 @@ use larder_proto::{Generation, PartName, frame::PartInfo, ids::NodeId};
 use parking_lot::Mutex;
 use std::{
     collections::VecDeque,
+    future::Future,
     io,
     path::PathBuf,
     sync::{
@@ -68,7 +69,6 @@ pub struct PathCounters {
     pub written_bytes: AtomicU64,
     pub read_records: AtomicU64,
     pub read_bytes: AtomicU64,
-    pub refused_records: AtomicU64,
     pub damaged_records: AtomicU64,
     pub sealed_segments: AtomicU64,
     pub reclaimed_segments: AtomicU64,
@@ -84,6 +84,8 @@ pub struct SsdPath {
     pub(super) removals: RemovalLog,
     /// Something changed that `prepare` may care for.
     pub(super) changed: Notify,
+    /// A segment is ready, or none will be.
+    ready: Notify,
     counters: PathCounters,
 }
 
@@ -167,6 +169,7 @@ impl SsdPath {
             state: Mutex::new(state),
             removals,
             changed: Notify::new(),
+            ready: Notify::new(),
             counters: PathCounters::default(),
         })
     }
@@ -217,6 +220,7 @@ impl SsdPath {
         drop(let_go);
         tracing::error!(path = %self.settings.name.display(), reason, "ssd path fenced");
         self.changed.notify_one();
+        self.ready.notify_waiters();
         true
     }
 
@@ -230,11 +234,11 @@ impl SsdPath {
         self.changed.notified().await;
     }
 
-    /// Writes a part that lies in the arena. It is there, and readable, when this returns.
+    /// Writes a part that lies in the arena. It is there, and readable, when this returns. Waits for a
+    /// segment that is being made ready; how much may wait is the caller's to bound.
     ///
     /// # Errors
-    /// `Busy` when no segment is ready: nothing was written. Otherwise the disk failed, and the path is
-    /// fenced.
+    /// `TooLong`; otherwise the disk failed, and the path is fenced.
     pub async fn append(
         self: &Arc<Self>,
         name: &PartName,
@@ -242,9 +246,16 @@ impl SsdPath {
         part: &DramCopy,
     ) -> Result<SsdCopy, SsdError> {
         let payload = Bytes::from_owner(Pages(part.clone()));
-        self.append_bytes(name, info, payload).await
+        loop {
+            let ready = self.ready.notified();
+            match self.append_bytes(name, info, payload.clone()).await {
+                Err(SsdError::Busy) => ready.await,
+                outcome => return outcome,
+            }
+        }
     }
 
+    /// The same, and `Busy` when no segment is ready: nothing was written.
     pub(super) async fn append_bytes(
         self: &Arc<Self>,
         name: &PartName,
@@ -288,10 +299,7 @@ impl SsdPath {
                     state.open = state.prepared.take();
                     self.changed.notify_one();
                 }
-                let Some(open) = state.open.clone() else {
-                    self.counters.refused_records.fetch_add(1, Ordering::Relaxed);
-                    return Err(SsdError::Busy);
-                };
+                let Some(open) = state.open.clone() else { return Err(SsdError::Busy) };
                 let place = open.place(name, info);
                 if place.is_none() {
                     state.open = None;
@@ -346,16 +354,15 @@ impl SsdPath {
             (slot, state.last_sequence, is_new)
         };
         let nonce = draw_nonce();
-        let file = self.begin(slot, is_new, nonce, sequence).await.map_err(|error| {
-            self.failed(&error);
-            SsdError::Io(error)
-        })?;
+        let file = self.begin(slot, is_new, nonce, sequence).await?;
         let segment = Segment::begun(Arc::downgrade(self), slot, nonce, sequence, file);
         let mut state = self.state.lock();
         state.uses[slot as usize] = Some(sequence);
         if state.health == Health::Healthy {
             state.prepared = Some(segment);
         }
+        drop(state);
+        self.ready.notify_waiters();
         Ok(true)
     }
 
@@ -372,7 +379,7 @@ impl SsdPath {
         is_new: bool,
         nonce: Nonce,
         sequence: u64,
-    ) -> io::Result<Arc<dyn File>> {
+    ) -> Result<Arc<dyn File>, SsdError> {
         let (folder, bytes) = (Arc::clone(&self.folder), self.settings.segment_bytes);
         let open = move || match is_new {
             true => {
@@ -382,11 +389,12 @@ impl SsdPath {
             }
             false => folder.open(&slot_name(slot)),
         };
-        let file = tokio::task::spawn_blocking(open).await.map_err(io::Error::other)??;
+        let open = tokio::task::spawn_blocking(open);
+        let file = self.in_time(async { open.await.map_err(io::Error::other)? }).await?;
         let header = SegmentHeader { node: self.node, nonce, sequence, segment_bytes: bytes };
-        file.write(0, vec![header.encode().freeze()]).await?;
+        self.in_time(file.write(0, vec![header.encode().freeze()])).await?;
         // Removals of what the file held may be forgotten only when it cannot come back.
-        file.sync().await?;
+        self.in_time(file.sync()).await?;
         Ok(file)
     }
 
@@ -499,11 +507,7 @@ impl SsdPath {
             let oldest = state.uses.iter().flatten().min();
             (state.last_sequence, oldest.copied().unwrap_or(0))
         };
-        let noted = self.removals.append(&self.folder, gone, newest, oldest);
-        noted.await.map_err(|error| {
-            self.failed(&error);
-            SsdError::Io(error)
-        })
+        self.in_time(self.removals.append(&self.folder, gone, newest, oldest)).await
     }
 
     /// Segments whose footer is written.
@@ -520,7 +524,10 @@ impl SsdPath {
 
     /// Waits for a request, but not for ever. A failure fences the path: it is never tried again and
     /// believed.
-    async fn in_time<T>(&self, pending: Pending<T>) -> Result<T, SsdError> {
+    async fn in_time<T>(
+        &self,
+        pending: impl Future<Output = io::Result<T>>,
+    ) -> Result<T, SsdError> {
         let late = || io::Error::new(io::ErrorKind::TimedOut, "slower than its deadline");
         let answer = timeout(self.settings.deadline, pending).await;
         answer.unwrap_or_else(|_| Err(late())).map_err(|error| {
