@@ -1,6 +1,8 @@
 //! The node's metrics: names, labels and what they mean.
 
-use crate::{eviction::PolicyName, node::Node, tiering::Tiering, tiers::ssd::SsdPath};
+use crate::{
+    catalog::Held, eviction::PolicyName, node::Node, tiering::Tiering, tiers::ssd::SsdPath,
+};
 use larder_proto::frame::Code;
 use metrics::{Counter, counter, gauge};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -139,14 +141,13 @@ pub fn path_events(path: &SsdPath) -> [(&'static str, u64); 7] {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "gauges are floats; sizes are far below 2^52")]
-fn update_ssds(node: &Node, tiering: &Tiering) {
-    let (parts, _) = node.catalog().on_ssd();
+fn update_ssds(held: &Held, tiering: &Tiering) {
     let of_all = |bytes: fn(&SsdPath) -> u64| tiering.paths().iter().map(|path| bytes(path)).sum();
     let (capacity, used): (u64, u64) =
         (of_all(|path| path.settings().capacity), of_all(SsdPath::used_bytes));
     gauge!(CAPACITY_BYTES, "tier" => "ssd").set(capacity as f64);
     gauge!(USED_BYTES, "tier" => "ssd").set(used as f64);
-    gauge!(PARTS, "tier" => "ssd").set(parts as f64);
+    gauge!(PARTS, "tier" => "ssd").set(held.ssd_parts as f64);
     gauge!(WRITE_QUEUE_BYTES).set(tiering.queued_bytes() as f64);
     for (event, value) in tiering_events(tiering) {
         counter!(TIERING_EVENTS_TOTAL, "event" => event).absolute(value);
@@ -168,14 +169,15 @@ fn update_ssds(node: &Node, tiering: &Tiering) {
 #[expect(clippy::cast_precision_loss, reason = "gauges are floats; sizes are far below 2^52")]
 pub fn update(node: &Node) {
     let catalog = node.catalog();
+    let held = catalog.held();
     gauge!(CAPACITY_BYTES, "tier" => "dram").set(catalog.arena().capacity_bytes() as f64);
     gauge!(USED_BYTES, "tier" => "dram").set(catalog.arena().used_bytes() as f64);
-    gauge!(PARTS, "tier" => "dram").set(catalog.part_count() as f64);
+    gauge!(PARTS, "tier" => "dram").set(held.dram_parts as f64);
     gauge!(LEASES).set(node.leases().count() as f64);
     gauge!(STAGING_BYTES).set(node.staging_bytes.load(Ordering::Relaxed) as f64);
     gauge!(QUARANTINED_BYTES).set(node.leases().quarantined_bytes() as f64);
     if let Some(tiering) = node.tiering() {
-        update_ssds(node, tiering);
+        update_ssds(&held, tiering);
     }
     for (event, value) in catalog_events(node) {
         counter!(CATALOG_EVENTS_TOTAL, "event" => event).absolute(value);

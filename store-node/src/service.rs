@@ -1,7 +1,7 @@
 //! The node's gRPC service: what larderctl asks of one node. It changes nothing.
 
 use crate::{
-    catalog::Catalog,
+    catalog::Held,
     inventory::session::LinkBoard,
     metrics,
     node::Node,
@@ -38,16 +38,17 @@ pub struct NodeService {
 impl node_server::Node for NodeService {
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<NodeStatusReply>, Status> {
         let (node, catalog) = (&self.node, self.node.catalog());
+        let held = catalog.held();
         let dram = TierStatus {
             tier: "dram".to_owned(),
             capacity_bytes: catalog.arena().capacity_bytes(),
             used_bytes: catalog.arena().used_bytes(),
-            parts: catalog.part_count(),
+            parts: held.dram_parts,
             evictable_bytes: catalog.evictable_bytes(),
             holds_bytes: self.dram_holds_bytes,
             paths: Vec::new(),
         };
-        let ssd = node.tiering().map(|tiering| ssd_status(catalog, tiering));
+        let ssd = node.tiering().map(|tiering| ssd_status(&held, tiering));
         let events = metrics::catalog_events(node);
         Ok(Response::new(NodeStatusReply {
             node: node.id().as_bytes().to_vec().into(),
@@ -92,7 +93,7 @@ impl node_server::Node for NodeService {
 }
 
 /// The ssd tier and its paths.
-fn ssd_status(catalog: &Catalog, tiering: &Tiering) -> TierStatus {
+fn ssd_status(held: &Held, tiering: &Tiering) -> TierStatus {
     let of_path = |path: &Arc<SsdPath>| {
         let (healthy, fenced_because) = match path.health() {
             Health::Healthy => (true, String::new()),
@@ -112,13 +113,12 @@ fn ssd_status(catalog: &Catalog, tiering: &Tiering) -> TierStatus {
     };
     let paths: Vec<_> = tiering.paths().iter().map(of_path).collect();
     let sum = |bytes: fn(&PathStatus) -> u64| paths.iter().map(bytes).sum();
-    let (parts, live) = catalog.on_ssd();
     TierStatus {
         tier: "ssd".to_owned(),
         capacity_bytes: sum(|path| path.capacity_bytes),
         used_bytes: sum(|path| path.used_bytes),
-        parts,
-        evictable_bytes: live,
+        parts: held.ssd_parts,
+        evictable_bytes: held.ssd_bytes,
         // Parts are put into dram; what of them comes to an ssd is the admission's choice.
         holds_bytes: 0,
         paths,

@@ -22,7 +22,7 @@ mod tiers;
 pub use block::{Producer, WriterId};
 pub use put::{Admission, CommitError, Put};
 pub use room::Watermarks;
-pub use tiers::{Admit, Audit, Offer};
+pub use tiers::{Admit, Audit, Held, Offer};
 
 use crate::{
     eviction::{Policy, Unit, UseClock},
@@ -247,7 +247,7 @@ impl Catalog {
         &self.counters
     }
 
-    /// Stored parts.
+    /// Stored parts, in whatever tier.
     pub fn part_count(&self) -> u64 {
         self.parts.load(Ordering::Relaxed)
     }

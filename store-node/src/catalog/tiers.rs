@@ -45,6 +45,17 @@ type Sink = Box<dyn Fn(Offer) -> bool + Send + Sync>;
 #[derive(Default)]
 pub(super) struct Offers(OnceLock<(Admit, Sink)>);
 
+/// Copies of parts, by tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Held {
+    /// Parts in the arena.
+    pub dram_parts: u64,
+    /// Parts on ssds.
+    pub ssd_parts: u64,
+    /// Bytes that these take there.
+    pub ssd_bytes: u64,
+}
+
 /// What an audit of the catalog found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Audit {
@@ -290,15 +301,20 @@ impl Catalog {
         PartRead { copy, info: Arc::new(info) }
     }
 
-    /// Parts that have a copy on an ssd, and the bytes that these take.
-    pub fn on_ssd(&self) -> (u64, u64) {
-        let of_shard = |shard: &parking_lot::Mutex<std::collections::HashMap<BlockId, Block>>| {
-            let shard = shard.lock();
-            let copies = shard.values().flat_map(Block::all_stored);
-            let copies = copies.filter_map(|(_, stored)| stored.ssd.as_ref());
-            copies.fold((0, 0), |(n, bytes), copy| (n + 1, bytes + copy.footprint_bytes()))
-        };
-        self.shards.iter().map(of_shard).fold((0, 0), |(n, b), (m, c)| (n + m, b + c))
+    /// How many parts have a copy in which tier.
+    pub fn held(&self) -> Held {
+        if self.offers.0.get().is_none() {
+            return Held { dram_parts: self.part_count(), ..Held::default() }; // There is no other tier.
+        }
+        let mut held = Held::default();
+        for shard in &self.shards {
+            for (_, stored) in shard.lock().values().flat_map(Block::all_stored) {
+                held.dram_parts += u64::from(stored.dram.is_some());
+                held.ssd_parts += u64::from(stored.ssd.is_some());
+                held.ssd_bytes += stored.ssd.as_ref().map_or(0, SsdCopy::footprint_bytes);
+            }
+        }
+        held
     }
 
     /// Looks for what must not be.

@@ -2,12 +2,13 @@
 //!
 //! Files are numbered slots of one length. `prepare` keeps one segment ready beside the open one, so a
 //! write never waits for a file; whoever runs it takes the oldest segment with [`SsdPath::oldest`] when no
-//! slot is left, and lets go of what lies in it.
+//! slot is left, and lets go of what lies in it. A file system that is full before the capacity is reached
+//! counts as no slot left: the path goes on with the files it has, and takes more when there is room (F14).
 
 use super::{
     SsdError,
     format::{FooterEntry, Nonce, RecordHeader, SegmentHeader, Trailer},
-    io::{AlignedBuffer, File, Folder, PAGE, Pending, ReadBuffer},
+    io::{AlignedBuffer, File, Folder, PAGE, Pending, ReadBuffer, is_full},
     removals::RemovalLog,
     segment::{Segment, SsdCopy},
 };
@@ -100,6 +101,8 @@ pub(super) struct State {
     /// By slot: the sequence that the header on the disk names, if there is a file. What a restart finds.
     pub(super) uses: Vec<Option<u64>>,
     pub(super) last_sequence: u64,
+    /// The file system has had no room for another file, and that was said.
+    pub(super) disk_full: bool,
 }
 
 impl State {
@@ -325,7 +328,8 @@ impl SsdPath {
         Ok(())
     }
 
-    /// Makes the next segment ready, if none is and a slot is there for it. Whether one is ready.
+    /// Makes the next segment ready, if none is and a slot is there for it. Whether one is ready; a full
+    /// disk has no slot beyond the files that are there.
     ///
     /// # Errors
     /// The disk failed, and the path is fenced; or it is fenced.
@@ -346,13 +350,19 @@ impl SsdPath {
             (slot, state.last_sequence, is_new)
         };
         let nonce = draw_nonce();
-        let file = self.begin(slot, is_new, nonce, sequence).await.map_err(|error| {
-            self.failed(&error);
-            SsdError::Io(error)
-        })?;
+        let file = match self.open_slot(slot, is_new).await {
+            Ok(file) => file,
+            Err(error) if is_new && is_full(&error) => {
+                self.no_room_for(slot);
+                return Ok(false);
+            }
+            Err(error) => return Err(self.failed(error)),
+        };
+        self.begin(&file, nonce, sequence).await.map_err(|error| self.failed(error))?;
         let segment = Segment::begun(Arc::downgrade(self), slot, nonce, sequence, file);
         let mut state = self.state.lock();
         state.uses[slot as usize] = Some(sequence);
+        state.disk_full &= !is_new;
         if state.health == Health::Healthy {
             state.prepared = Some(segment);
         }
@@ -365,14 +375,8 @@ impl SsdPath {
         self.state.lock().insert_sealed(segment);
     }
 
-    /// Makes the file of a slot ready for another use: what was in it means nothing from then on.
-    async fn begin(
-        self: &Arc<Self>,
-        slot: u32,
-        is_new: bool,
-        nonce: Nonce,
-        sequence: u64,
-    ) -> io::Result<Arc<dyn File>> {
+    /// The file of a slot, made if it is new.
+    async fn open_slot(&self, slot: u32, is_new: bool) -> io::Result<Arc<dyn File>> {
         let (folder, bytes) = (Arc::clone(&self.folder), self.settings.segment_bytes);
         let open = move || match is_new {
             true => {
@@ -382,12 +386,29 @@ impl SsdPath {
             }
             false => folder.open(&slot_name(slot)),
         };
-        let file = tokio::task::spawn_blocking(open).await.map_err(io::Error::other)??;
+        tokio::task::spawn_blocking(open).await.map_err(io::Error::other)?
+    }
+
+    /// The disk has no room for the file of this slot. That passes, so it is tried again with each want of
+    /// a segment, and said once.
+    fn no_room_for(&self, slot: u32) {
+        let mut state = self.state.lock();
+        state.uses[slot as usize] = None;
+        let is_new = !std::mem::replace(&mut state.disk_full, true);
+        drop(state);
+        if is_new {
+            let path = self.settings.name.display();
+            tracing::warn!(%path, "the disk is full below the capacity of the path: oldest parts make room");
+        }
+    }
+
+    /// Makes a file ready for another use: what was in it means nothing from then on.
+    async fn begin(&self, file: &Arc<dyn File>, nonce: Nonce, sequence: u64) -> io::Result<()> {
+        let bytes = self.settings.segment_bytes;
         let header = SegmentHeader { node: self.node, nonce, sequence, segment_bytes: bytes };
         file.write(0, vec![header.encode().freeze()]).await?;
         // Removals of what the file held may be forgotten only when it cannot come back.
-        file.sync().await?;
-        Ok(file)
+        file.sync().await
     }
 
     /// Whether another segment could be begun after the prepared one.
@@ -500,10 +521,7 @@ impl SsdPath {
             (state.last_sequence, oldest.copied().unwrap_or(0))
         };
         let noted = self.removals.append(&self.folder, gone, newest, oldest);
-        noted.await.map_err(|error| {
-            self.failed(&error);
-            SsdError::Io(error)
-        })
+        noted.await.map_err(|error| self.failed(error))
     }
 
     /// Segments whose footer is written.
@@ -523,14 +541,12 @@ impl SsdPath {
     async fn in_time<T>(&self, pending: Pending<T>) -> Result<T, SsdError> {
         let late = || io::Error::new(io::ErrorKind::TimedOut, "slower than its deadline");
         let answer = timeout(self.settings.deadline, pending).await;
-        answer.unwrap_or_else(|_| Err(late())).map_err(|error| {
-            self.failed(&error);
-            SsdError::Io(error)
-        })
+        answer.unwrap_or_else(|_| Err(late())).map_err(|error| self.failed(error))
     }
 
-    fn failed(&self, error: &io::Error) {
+    fn failed(&self, error: io::Error) -> SsdError {
         self.fence(&error.to_string());
+        SsdError::Io(error)
     }
 
     fn fenced(&self) -> SsdError {
