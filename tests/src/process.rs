@@ -24,6 +24,8 @@ use tokio::{
 const START_LIMIT: Duration = Duration::from_secs(120);
 /// How many of the last lines of a log an error shows.
 const LAST_LINES: usize = 8;
+/// How many of the last lines of a log are kept.
+const KEPT_LINES: usize = 1000;
 
 /// What becomes of a daemon's log, besides its last lines in the error of a failed start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +41,7 @@ pub enum Logs {
 pub struct Daemon {
     child: Child,
     addresses: BTreeMap<String, String>,
+    log: Log,
     /// Kept open, so that the daemon can go on writing.
     _stdout: Lines<BufReader<ChildStdout>>,
 }
@@ -62,7 +65,35 @@ impl Daemon {
         args: &[String],
         sockets: &[&str],
     ) -> io::Result<Self> {
-        let mut command = Command::new(binary(name)?);
+        Self::spawn(logs, Command::new(binary(name)?), name, args, sockets).await
+    }
+
+    /// As [`Self::start`], through a program that becomes the daemon: `by` is its command line, behind
+    /// which the daemon's own is put.
+    ///
+    /// # Errors
+    /// Either is missing, or the daemon ends or says nothing for too long.
+    pub async fn start_by(
+        by: &[&str],
+        name: &str,
+        args: &[String],
+        sockets: &[&str],
+    ) -> io::Result<Self> {
+        let [program, before @ ..] = by else {
+            return Self::start(name, args, sockets).await;
+        };
+        let mut command = Command::new(program);
+        command.args(before).arg(binary(name)?);
+        Self::spawn(Logs::PassedOn, command, name, args, sockets).await
+    }
+
+    async fn spawn(
+        logs: Logs,
+        mut command: Command,
+        name: &str,
+        args: &[String],
+        sockets: &[&str],
+    ) -> io::Result<Self> {
         let (errors, to_errors) = io::pipe()?;
         command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(to_errors);
         command.kill_on_drop(true);
@@ -93,7 +124,7 @@ impl Daemon {
         };
         let why = match timeout(START_LIMIT, listening).await {
             Ok(outcome) => match outcome? {
-                None => return Ok(Self { child, addresses, _stdout: lines }),
+                None => return Ok(Self { child, addresses, log, _stdout: lines }),
                 Some(missing) => {
                     let status = child.wait().await?;
                     format!("it ended ({status}) before it listened for {missing}")
@@ -120,6 +151,11 @@ impl Daemon {
         self.child.id()
     }
 
+    /// The last lines of what it has logged so far.
+    pub fn logged(&self) -> Vec<String> {
+        self.log.last.lock().iter().cloned().collect()
+    }
+
     /// SIGKILL, and waits for the end.
     ///
     /// # Errors
@@ -139,6 +175,7 @@ impl Daemon {
 
 /// Reads the log of a daemon line by line. On a thread of its own, so that a daemon never waits for
 /// a test that blocks its runtime.
+#[derive(Debug)]
 struct Log {
     last: Arc<Mutex<VecDeque<String>>>,
     reader: JoinHandle<()>,
@@ -154,7 +191,7 @@ impl Log {
                     eprintln!("{line}");
                 }
                 let mut kept = kept.lock();
-                if kept.len() == LAST_LINES {
+                if kept.len() == KEPT_LINES {
                     kept.pop_front();
                 }
                 kept.push_back(line);
@@ -170,10 +207,11 @@ impl Log {
         let last = self.last.lock();
         match last.is_empty() {
             true => "it logged nothing".to_owned(),
-            false => format!(
-                "the last it logged:\n  {}",
-                last.iter().cloned().collect::<Vec<_>>().join("\n  ")
-            ),
+            false => {
+                let from = last.len().saturating_sub(LAST_LINES);
+                let lines: Vec<_> = last.range(from..).cloned().collect();
+                format!("the last it logged:\n  {}", lines.join("\n  "))
+            }
         }
     }
 }

@@ -8,7 +8,7 @@
 //! protocol is broken between the two ends while messages are not lost, and that no node falls silent.
 
 mod check;
-mod dice;
+pub mod dice;
 mod master;
 mod node;
 mod world;

@@ -2,12 +2,13 @@
 //!
 //! Files are numbered slots of one length. `prepare` keeps one segment ready beside the open one, so a
 //! write never waits for a file; whoever runs it takes the oldest segment with [`SsdPath::oldest`] when no
-//! slot is left, and lets go of what lies in it.
+//! slot is left, and lets go of what lies in it. A file system that is full before the capacity is reached
+//! counts as no slot left: the path goes on with the files it has, and takes more when there is room (F14).
 
 use super::{
     SsdError,
     format::{FooterEntry, Nonce, RecordHeader, SegmentHeader, Trailer},
-    io::{AlignedBuffer, File, Folder, PAGE, ReadBuffer},
+    io::{AlignedBuffer, File, Folder, PAGE, ReadBuffer, is_full},
     removals::RemovalLog,
     segment::{Segment, SsdCopy},
 };
@@ -102,6 +103,8 @@ pub(super) struct State {
     /// By slot: the sequence that the header on the disk names, if there is a file. What a restart finds.
     pub(super) uses: Vec<Option<u64>>,
     pub(super) last_sequence: u64,
+    /// The file system has had no room for another file, and that was said.
+    pub(super) disk_full: bool,
 }
 
 impl State {
@@ -333,7 +336,8 @@ impl SsdPath {
         Ok(())
     }
 
-    /// Makes the next segment ready, if none is and a slot is there for it. Whether one is ready.
+    /// Makes the next segment ready, if none is and a slot is there for it. Whether one is ready; a full
+    /// disk has no slot beyond the files that are there.
     ///
     /// # Errors
     /// The disk failed, and the path is fenced; or it is fenced.
@@ -354,10 +358,19 @@ impl SsdPath {
             (slot, state.last_sequence, is_new)
         };
         let nonce = draw_nonce();
-        let file = self.begin(slot, is_new, nonce, sequence).await?;
+        let file = match self.open_slot(slot, is_new).await {
+            Ok(file) => file,
+            Err(error) if is_new && is_full(&error) => {
+                self.no_room_for(slot);
+                return Ok(false);
+            }
+            Err(error) => return Err(self.failed(error)),
+        };
+        self.begin(&file, nonce, sequence).await?;
         let segment = Segment::begun(Arc::downgrade(self), slot, nonce, sequence, file);
         let mut state = self.state.lock();
         state.uses[slot as usize] = Some(sequence);
+        state.disk_full &= !is_new;
         if state.health == Health::Healthy {
             state.prepared = Some(segment);
         }
@@ -372,14 +385,8 @@ impl SsdPath {
         self.state.lock().insert_sealed(segment);
     }
 
-    /// Makes the file of a slot ready for another use: what was in it means nothing from then on.
-    async fn begin(
-        self: &Arc<Self>,
-        slot: u32,
-        is_new: bool,
-        nonce: Nonce,
-        sequence: u64,
-    ) -> Result<Arc<dyn File>, SsdError> {
+    /// The file of a slot, made if it is new.
+    async fn open_slot(&self, slot: u32, is_new: bool) -> io::Result<Arc<dyn File>> {
         let (folder, bytes) = (Arc::clone(&self.folder), self.settings.segment_bytes);
         let open = move || match is_new {
             true => {
@@ -389,13 +396,35 @@ impl SsdPath {
             }
             false => folder.open(&slot_name(slot)),
         };
-        let open = tokio::task::spawn_blocking(open);
-        let file = self.in_time(async { open.await.map_err(io::Error::other)? }).await?;
+        let opened = timeout(self.settings.deadline, tokio::task::spawn_blocking(open)).await;
+        opened.map_err(|_| late())?.map_err(io::Error::other)?
+    }
+
+    /// The disk has no room for the file of this slot. That passes, so it is tried again with each want of
+    /// a segment, and said once.
+    fn no_room_for(&self, slot: u32) {
+        let mut state = self.state.lock();
+        state.uses[slot as usize] = None;
+        let is_new = !std::mem::replace(&mut state.disk_full, true);
+        drop(state);
+        if is_new {
+            let path = self.settings.name.display();
+            tracing::warn!(%path, "the disk is full below the capacity of the path: oldest parts make room");
+        }
+    }
+
+    /// Makes a file ready for another use: what was in it means nothing from then on.
+    async fn begin(
+        &self,
+        file: &Arc<dyn File>,
+        nonce: Nonce,
+        sequence: u64,
+    ) -> Result<(), SsdError> {
+        let bytes = self.settings.segment_bytes;
         let header = SegmentHeader { node: self.node, nonce, sequence, segment_bytes: bytes };
         self.in_time(file.write(0, vec![header.encode().freeze()])).await?;
         // Removals of what the file held may be forgotten only when it cannot come back.
-        self.in_time(file.sync()).await?;
-        Ok(file)
+        self.in_time(file.sync()).await
     }
 
     /// Whether another segment could be begun after the prepared one.
@@ -528,16 +557,13 @@ impl SsdPath {
         &self,
         pending: impl Future<Output = io::Result<T>>,
     ) -> Result<T, SsdError> {
-        let late = || io::Error::new(io::ErrorKind::TimedOut, "slower than its deadline");
         let answer = timeout(self.settings.deadline, pending).await;
-        answer.unwrap_or_else(|_| Err(late())).map_err(|error| {
-            self.failed(&error);
-            SsdError::Io(error)
-        })
+        answer.unwrap_or_else(|_| Err(late())).map_err(|error| self.failed(error))
     }
 
-    fn failed(&self, error: &io::Error) {
+    fn failed(&self, error: io::Error) -> SsdError {
         self.fence(&error.to_string());
+        SsdError::Io(error)
     }
 
     fn fenced(&self) -> SsdError {
@@ -564,6 +590,10 @@ fn prove(
     }
     header.info.sums.verify(0, payload)?;
     Ok(header.info)
+}
+
+fn late() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "slower than its deadline")
 }
 
 /// A buffer that a driver gave back.

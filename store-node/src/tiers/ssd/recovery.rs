@@ -187,6 +187,7 @@ fn begin(
         free,
         last_sequence: uses.iter().flatten().copied().max().unwrap_or(0),
         uses,
+        disk_full: false,
     };
     let path = SsdPath::new(node, Arc::clone(&folder), settings, log, state);
     let mut left = Vec::new();

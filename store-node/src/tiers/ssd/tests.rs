@@ -272,17 +272,24 @@ async fn a_disk_that_fails_or_stalls_is_fenced_and_asked_no_more() {
 }
 
 #[tokio::test]
-async fn no_room_below_the_capacity_fences_the_path_and_leaves_nothing_behind() {
-    let device = Simulated::new(9, 2 * SEGMENT);
+async fn a_disk_that_is_full_below_the_capacity_is_written_in_turns_and_leaves_nothing_behind() {
+    let (device, arena) = (Simulated::new(9, 2 * SEGMENT), arena());
     let (path, ..) = open(&device, Durability::None).await;
-    path.prepare().await.unwrap();
-    put(&path, 1).await.unwrap();
-    path.prepare().await.unwrap();
-    for n in 2..60 {
-        let _ = put(&path, n).await;
+    assert!(path.prepare().await.unwrap());
+    let first = put(&path, 1).await.unwrap();
+    assert!(path.prepare().await.unwrap());
+    let mut refused = 2;
+    while put(&path, refused).await.is_ok() {
+        refused += 1;
     }
-    assert!(matches!(path.prepare().await, Err(SsdError::Io(_))));
-    assert!(!path.is_healthy());
+    assert!(!path.prepare().await.unwrap(), "no room for a third file");
+    assert!(matches!(put(&path, refused).await.unwrap_err(), SsdError::Busy));
+    assert!(path.is_healthy());
+    assert_eq!(device.used(), 2 * SEGMENT);
+    get(&path, &arena, 1, &first).await.unwrap();
+    drop((first, path.oldest().unwrap()));
+    assert!(path.prepare().await.unwrap(), "the oldest file is written anew");
+    put(&path, refused).await.unwrap();
     assert_eq!(device.used(), 2 * SEGMENT);
 }
 

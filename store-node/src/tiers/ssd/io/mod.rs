@@ -140,6 +140,11 @@ impl<T> Future for Pending<T> {
     }
 }
 
+/// Whether a file system has no room, or none for us. That passes.
+pub(super) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
 fn driver_gone() -> io::Error {
     io::Error::other("the disk driver has ended")
 }

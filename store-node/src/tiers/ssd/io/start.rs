@@ -6,6 +6,7 @@
 use super::{
     AlignedBuffer, PAGE, ReadBuffer,
     folder::{DiskOptions, open_in},
+    is_full,
     lock::{FolderLock, LOCK_FILE, page_of_this_process},
     progress::MAX_OPERATION,
     request::{Driver, OpenFile, Request},
@@ -162,8 +163,4 @@ fn try_out(driver: &dyn Driver, file: &Arc<OpenFile>) -> io::Result<()> {
     } else {
         Err(io::Error::other("a page was read otherwise than it was written"))
     }
-}
-
-fn is_full(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }

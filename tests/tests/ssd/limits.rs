@@ -1,0 +1,114 @@
+//! Machines that forbid things, and folders that are taken.
+
+use crate::bed::{is_exact, keys, put};
+use larder_tests::{
+    machine::{mount, with_own_mounts, without_io_uring},
+    node::{Node, adopted, client, master, on_ssd, ssds},
+};
+use std::{io, path::Path};
+
+/// A node here serves, writes to its ssd, and reads from there after a restart. What both lives said of
+/// how they read and write.
+async fn serves(dir: &Path, ssd: &Path, by: &[&str]) -> [Vec<String>; 2] {
+    let master = master(dir).await;
+    let flags = ssds(&[(ssd, "64MiB")], "1MiB");
+    let node = Node::start_by(by, dir, "a", Some(&master), &flags).await.unwrap();
+    let (at, all) = (node.tcp().await, keys(0..30));
+    for key in &all {
+        assert!(put(&at, *key).await);
+    }
+    on_ssd(&at, &all).await;
+    let first = node.daemon.logged();
+    node.daemon.kill().await.unwrap();
+    let node = Node::start_by(by, dir, "a", Some(&master), &flags).await.unwrap();
+    adopted(&client(&master)).await;
+    let at = node.tcp().await;
+    for key in &all {
+        assert!(is_exact(&at, *key).await);
+    }
+    let ssd = node.ssd().await;
+    assert_eq!(ssd.paths[0].counters["read"], 30, "they came from the ssd");
+    [first, node.daemon.logged()]
+}
+
+/// It is said once a life, with why.
+fn said_once(lives: &[Vec<String>; 2], words: &[&str]) {
+    for life in lives {
+        let said: Vec<_> =
+            life.iter().filter(|line| line.contains("not in the best way")).collect();
+        assert_eq!(said.len(), 1, "{life:#?}");
+        for word in words {
+            assert!(said[0].contains(word), "{word:?} in {}", said[0]);
+        }
+    }
+}
+
+#[test]
+fn a_node_that_may_not_use_io_uring_says_so_once_and_serves() {
+    let dirs = [libc::EPERM, libc::ENOSYS, libc::ENOMEM].map(|e| (e, tempfile::tempdir().unwrap()));
+    for (errno, dir) in &dirs {
+        without_io_uring(*errno, async || {
+            let why = io::Error::from_raw_os_error(*errno).to_string();
+            let lives = serves(dir.path(), &dir.path().join("ssd"), &[]).await;
+            said_once(&lives, &["threads", "io_uring", &why]);
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn a_file_system_without_direct_io_is_used_and_that_is_said_once() {
+    let (dir, on) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    with_own_mounts(async || {
+        mount("ramfs", "", on.path())?;
+        let lives = serves(dir.path(), on.path(), &[]).await;
+        said_once(&lives, &["direct=false", "Invalid argument"]);
+        Ok(())
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_may_lock_no_memory_serves() {
+    let by = ["prlimit", "--memlock=65536:65536", "setpriv", "--bounding-set=-ipc_lock"];
+    let able = std::process::Command::new(by[0]).args(&by[1..]).arg("true").status();
+    if !able.as_ref().is_ok_and(|status| status.success()) {
+        println!("skipped: this machine does not permit it: {able:?}");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let lives = serves(dir.path(), &dir.path().join("ssd"), &by).await;
+    // Nothing needs locked memory here; where a kernel charges rings, that is said.
+    for life in &lives {
+        let said = life.iter().filter(|line| line.contains("not in the best way")).count();
+        assert!(said <= 1, "{life:#?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_folder_in_use_is_refused_by_its_name_and_left_alone() {
+    let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let ssd = dir.path().join("ssd");
+    let flags = ssds(&[(&ssd, "64MiB")], "1MiB");
+    let node = Node::start(dir.path(), "a", None, &flags).await;
+    let (at, all) = (node.tcp().await, keys(0..20));
+    for key in &all {
+        assert!(put(&at, *key).await);
+    }
+    on_ssd(&at, &all).await;
+    let pid = node.daemon.pid().unwrap().to_string();
+    let refused = Node::start_by(&[], other.path(), "b", None, &flags).await.unwrap_err();
+    let why = refused.to_string();
+    for word in [ssd.to_str().unwrap(), "in use by another node", &pid] {
+        assert!(why.contains(word), "{word:?} in {why}");
+    }
+    // Nor may it be taken over once it is free: it holds the parts of another node.
+    node.stop().await;
+    let refused = Node::start_by(&[], other.path(), "b", None, &flags).await.unwrap_err();
+    assert!(refused.to_string().contains("belongs to node"), "{refused}");
+    let node = Node::start(dir.path(), "a", None, &flags).await;
+    let at = node.tcp().await;
+    on_ssd(&at, &all).await;
+    for key in &all {
+        assert!(is_exact(&at, *key).await);
+    }
+}
