@@ -127,6 +127,9 @@ larder_daemon::settings! {
         pub driver: DiskDriver = DiskDriver::Auto,
         /// Most requests that one disk has at a time.
         pub queue_depth: u32 = 64,
+        /// Bytes a second that a scrub in the background reads of each path, over and over, to find and
+        /// withdraw what is damaged before anybody needs it. `0B`: only `larderctl node scrub` does.
+        pub scrub_rate: ByteSize = ByteSize::mib(16),
     }
 }
 
@@ -240,6 +243,7 @@ impl SsdConfig {
                 PromoteChoice::Never => Promote::Never,
             },
             queue_bytes: self.write_queue.as_u64(),
+            scrub_rate: self.scrub_rate.as_u64(),
         }
     }
 
@@ -280,6 +284,7 @@ impl SsdConfig {
             deadline,
             driver: _,
             queue_depth,
+            scrub_rate,
         } = self;
         rules
             .key("ssd.segment")
@@ -296,6 +301,10 @@ impl SsdConfig {
         rules.key("ssd.deadline").must(deadline.get().as_millis() >= 100, "be at least 100ms");
         let depth = (1..=1024).contains(queue_depth);
         rules.key("ssd.queue_depth").must(depth, "be from 1 to 1024");
+        rules.key("ssd.scrub_rate").must(
+            scrub_rate.as_u64() == 0 || *scrub_rate >= ByteSize::kib(64),
+            "be 0B (no scrub in the background), or at least 64KiB",
+        );
         for (i, one) in path.iter().enumerate() {
             rules
                 .key(format!("ssd.path[{i}].dir"))

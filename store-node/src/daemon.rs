@@ -14,10 +14,13 @@ use crate::{
     node::Node,
     service::NodeService,
     state::StateDir,
-    tiering::Tiering,
+    tiering::{PathHost, Tiering},
     tiers::{
         dram::Arena,
-        ssd::{Adoption, SsdPath, io::DiskFolder},
+        ssd::{
+            Adoption, SsdPath,
+            io::{DiskFolder, DiskOptions, Folder, OpenError},
+        },
     },
     transfer::{self, Listener},
 };
@@ -33,6 +36,7 @@ use larder_proto::{
     frame::Role,
     ids::{Incarnation, NodeId},
 };
+use parking_lot::Mutex;
 use std::{fs, io, path::Path, sync::Arc, time::Duration};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_stream::wrappers::TcpListenerStream;
@@ -194,14 +198,44 @@ async fn open_ssds(
         paths.push(path);
         adoptions.push(adoption);
     }
-    let state = Arc::clone(state);
-    let on_failure = move |path: &Path| {
-        if let Err(error) = state.note_failed(path) {
-            tracing::error!(%error, path = %path.display(), "a failed path cannot be remembered");
-        }
+    let host = SsdHost {
+        state: Arc::clone(state),
+        options: config.ssd.disk_options(),
+        noting: Mutex::default(),
     };
-    let tiering = Tiering::new(Arc::clone(catalog), paths, config.ssd.tiering(), on_failure);
+    let settings = config.ssd.tiering();
+    let tiering = Tiering::new(Arc::clone(catalog), paths, settings, Arc::new(host));
     Ok((tiering, adoptions))
+}
+
+/// What the ssd tier needs of this process.
+struct SsdHost {
+    state: Arc<StateDir>,
+    options: DiskOptions,
+    /// Held while the list of failed paths is read and written.
+    noting: Mutex<()>,
+}
+
+impl PathHost for SsdHost {
+    fn open(&self, dir: &Path) -> io::Result<Arc<dyn Folder>> {
+        match DiskFolder::open(dir, &self.options) {
+            Ok(folder) => Ok(Arc::new(folder)),
+            Err(error @ OpenError::InUse { .. }) => {
+                Err(io::Error::new(io::ErrorKind::ResourceBusy, error))
+            }
+            Err(error) => Err(io::Error::other(error)),
+        }
+    }
+
+    fn note_failed(&self, dir: &Path) -> io::Result<()> {
+        let _alone = self.noting.lock();
+        self.state.note_failed(dir)
+    }
+
+    fn note_emptied(&self, dir: &Path) -> io::Result<()> {
+        let _alone = self.noting.lock();
+        self.state.note_emptied(dir)
+    }
 }
 
 /// Who the node is to its peers. What it stores of theirs keeps their producer.

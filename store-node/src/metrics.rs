@@ -1,6 +1,11 @@
 //! The node's metrics: names, labels and what they mean.
 
-use crate::{eviction::PolicyName, node::Node, tiering::Tiering, tiers::ssd::SsdPath};
+use crate::{
+    eviction::PolicyName,
+    node::Node,
+    tiering::{Member, Tiering},
+    tiers::ssd::Health,
+};
 use larder_proto::frame::Code;
 use metrics::{Counter, counter, gauge};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,7 +34,7 @@ pub const PARTS: &str = "larder_node_parts";
 pub const EVICTION_POLICY_INFO: &str = "larder_node_eviction_policy_info";
 /// What became of puts and blocks. Label `event`: `committed`, `aborted`, `late_commit`, `evicted`,
 /// `damaged`, `refused_full`, `unannounced`, `demoted` (left dram, stayed on an ssd), `promoted`,
-/// `descendant_dropped` (with an ancestor).
+/// `descendant_dropped` (with an ancestor), `found` and `missed` (parts that were asked for).
 pub const CATALOG_EVENTS_TOTAL: &str = "larder_node_catalog_events_total";
 
 /// What became of parts that were offered to ssds, and of reads from there. Label `event`: `offered`,
@@ -37,11 +42,11 @@ pub const CATALOG_EVENTS_TOTAL: &str = "larder_node_catalog_events_total";
 pub const TIERING_EVENTS_TOTAL: &str = "larder_node_tiering_events_total";
 /// Bytes of parts that wait to be written to an ssd.
 pub const WRITE_QUEUE_BYTES: &str = "larder_node_write_queue_bytes";
-/// Bytes moved by an ssd path, headers included. Labels `path`, `direction`: `read`, `written`. With
+/// Bytes moved by an ssd path, headers included. Labels `path`, `direction`: `read`, `written`, `scrubbed`. With
 /// `larder_node_transfer_bytes_total{direction="in"}` it gives the flash bytes written per byte served.
 pub const SSD_BYTES_TOTAL: &str = "larder_node_ssd_bytes_total";
 /// What happened on an ssd path. Labels `path`, `event`: `read`, `written`, `damaged`,
-/// `sealed_segment`, `reclaimed_segment`, `carried`.
+/// `sealed_segment`, `reclaimed_segment`, `carried`, `scrubbed`.
 pub const SSD_EVENTS_TOTAL: &str = "larder_node_ssd_events_total";
 /// Whether an ssd path takes part: 1 or 0. Label `path`.
 pub const SSD_HEALTHY: &str = "larder_node_ssd_healthy";
@@ -92,7 +97,7 @@ pub(crate) fn policy(name: PolicyName) {
 }
 
 /// The catalog's counts, by their label.
-pub fn catalog_events(node: &Node) -> [(&'static str, u64); 10] {
+pub fn catalog_events(node: &Node) -> [(&'static str, u64); 12] {
     let counters = node.catalog().counters();
     let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     [
@@ -106,6 +111,8 @@ pub fn catalog_events(node: &Node) -> [(&'static str, u64); 10] {
         ("demoted", value(&counters.demoted_blocks)),
         ("promoted", value(&counters.promoted_parts)),
         ("descendant_dropped", value(&counters.descendants_dropped)),
+        ("found", value(&counters.found_parts)),
+        ("missed", value(&counters.missed_parts)),
     ]
 }
 
@@ -124,7 +131,7 @@ pub fn tiering_events(tiering: &Tiering) -> [(&'static str, u64); 6] {
 }
 
 /// The counts of a path, by their label.
-pub fn path_events(path: &SsdPath) -> [(&'static str, u64); 6] {
+pub fn path_events(path: &Member) -> [(&'static str, u64); 7] {
     let counters = path.counters();
     let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     [
@@ -134,15 +141,16 @@ pub fn path_events(path: &SsdPath) -> [(&'static str, u64); 6] {
         ("sealed_segment", value(&counters.sealed_segments)),
         ("reclaimed_segment", value(&counters.reclaimed_segments)),
         ("carried", value(&counters.carried_records)),
+        ("scrubbed", value(&counters.scrubbed_records)),
     ]
 }
 
 #[expect(clippy::cast_precision_loss, reason = "gauges are floats; sizes are far below 2^52")]
 fn update_ssds(node: &Node, tiering: &Tiering) {
     let (parts, _) = node.catalog().parts_on_ssd();
-    let of_all = |bytes: fn(&SsdPath) -> u64| tiering.paths().iter().map(|path| bytes(path)).sum();
+    let of_all = |bytes: fn(&Member) -> u64| tiering.members().iter().map(|path| bytes(path)).sum();
     let (capacity, used): (u64, u64) =
-        (of_all(|path| path.settings().capacity), of_all(SsdPath::used_bytes));
+        (of_all(|path| path.settings().capacity), of_all(Member::used_bytes));
     gauge!(CAPACITY_BYTES, "tier" => "ssd").set(capacity as f64);
     gauge!(USED_BYTES, "tier" => "ssd").set(used as f64);
     gauge!(PARTS, "tier" => "ssd").set(parts as f64);
@@ -150,16 +158,18 @@ fn update_ssds(node: &Node, tiering: &Tiering) {
     for (event, value) in tiering_events(tiering) {
         counter!(TIERING_EVENTS_TOTAL, "event" => event).absolute(value);
     }
-    for path in tiering.paths() {
+    for path in tiering.members() {
         let name = path.settings().name.display().to_string();
         let bytes = |direction: &'static str| counter!(SSD_BYTES_TOTAL, "path" => name.clone(), "direction" => direction);
         let counters = path.counters();
         bytes("read").absolute(counters.read_bytes.load(Ordering::Relaxed));
+        bytes("scrubbed").absolute(counters.scrubbed_bytes.load(Ordering::Relaxed));
         bytes("written").absolute(counters.written_bytes.load(Ordering::Relaxed));
         for (event, value) in path_events(path) {
             counter!(SSD_EVENTS_TOTAL, "path" => name.clone(), "event" => event).absolute(value);
         }
-        gauge!(SSD_HEALTHY, "path" => name).set(f64::from(u8::from(path.is_healthy())));
+        gauge!(SSD_HEALTHY, "path" => name)
+            .set(f64::from(u8::from(path.health() == Health::Healthy)));
     }
 }
 
@@ -167,6 +177,7 @@ fn update_ssds(node: &Node, tiering: &Tiering) {
 #[expect(clippy::cast_precision_loss, reason = "gauges are floats; sizes are far below 2^52")]
 pub fn update(node: &Node) {
     let catalog = node.catalog();
+    catalog.tell_time();
     gauge!(CAPACITY_BYTES, "tier" => "dram").set(catalog.arena().capacity_bytes() as f64);
     gauge!(USED_BYTES, "tier" => "dram").set(catalog.arena().used_bytes() as f64);
     gauge!(PARTS, "tier" => "dram").set(catalog.parts_in_dram() as f64);

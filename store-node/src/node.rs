@@ -37,6 +37,7 @@ pub struct Node {
     sent: Counter,
     received: Counter,
     leased: Counter,
+    traffic: Traffic,
     catalog: Arc<Catalog>,
     tiering: Option<Arc<Tiering>>,
     leases: Arc<Leases>,
@@ -51,6 +52,14 @@ pub struct Node {
     pub(crate) staging_bytes: AtomicU64,
     /// Waits for processes whose socket is gone and whose leases are kept.
     quarantine: Mutex<JoinSet<()>>,
+}
+
+/// Bytes over the data plane and leases, since the start.
+#[derive(Debug, Default)]
+pub(crate) struct Traffic {
+    pub(crate) sent_bytes: AtomicU64,
+    pub(crate) received_bytes: AtomicU64,
+    pub(crate) leases: AtomicU64,
 }
 
 impl std::fmt::Debug for Node {
@@ -75,6 +84,7 @@ impl Node {
             sent: metrics::transfer_bytes(metrics::Direction::Out),
             received: metrics::transfer_bytes(metrics::Direction::In),
             leased: metrics::leases_granted(),
+            traffic: Traffic::default(),
             catalog,
             tiering,
             leases: Arc::default(),
@@ -163,6 +173,7 @@ impl Node {
         let offset = part.arena_offset();
         let lease = self.leases.lease(reader, name, part)?;
         self.leased.increment(1);
+        self.traffic.leases.fetch_add(1, Ordering::Relaxed);
         Some(Leased { item, lease, offset, source, node: from, info })
     }
 
@@ -185,16 +196,23 @@ impl Node {
         absent.1 <= ABSENT_PER_SECOND
     }
 
+    /// What it moved and lent since the start.
+    pub(crate) fn traffic(&self) -> &Traffic {
+        &self.traffic
+    }
+
     pub(crate) fn count_refusal(&self, code: Code) {
         metrics::refusals(code).increment(1);
     }
 
     pub(crate) fn count_sent(&self, bytes: u64) {
         self.sent.increment(bytes);
+        self.traffic.sent_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     pub(crate) fn count_received(&self, bytes: u64) {
         self.received.increment(bytes);
+        self.traffic.received_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 }
 

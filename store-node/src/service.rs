@@ -1,20 +1,36 @@
-//! The node's gRPC service: what larderctl asks of one node. It changes nothing.
+//! The node's gRPC service: what larderctl asks of one node, and the operation of its ssd paths.
 
 use crate::{
     catalog::Catalog,
     inventory::session::LinkBoard,
     metrics,
     node::Node,
-    tiering::Tiering,
-    tiers::ssd::{Health, SsdPath},
+    tiering::{Member, PathError, ScrubCounts, Tiering},
+    tiers::ssd::{Health, PathCounters},
 };
 use larder_proto::control::{
-    ListPinsReply, ListPinsRequest, MasterLink, NodeStatusReply, PathStatus, Pin, StatusRequest,
-    TierStatus, node_server,
+    FencePathReply, FencePathRequest, ListPinsReply, ListPinsRequest, MasterLink, NodeStatusReply,
+    PathStatus, Pin, ReadmitPathReply, ReadmitPathRequest, ScrubProgress, ScrubRequest,
+    StatusRequest, TierStatus, node_server,
 };
-use std::{sync::Arc, time::Duration};
-use tokio::time::Instant;
+use parking_lot::Mutex;
+use std::{
+    collections::HashMap,
+    path::Path,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, interval},
+};
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
+
+/// How often a scrub says how far it is.
+const PROGRESS: Duration = Duration::from_millis(500);
+/// Bytes of the reason of a fence.
+const REASON_LIMIT: usize = 512;
 
 /// What the service shows besides the node itself.
 pub struct NodeService {
@@ -46,9 +62,16 @@ impl node_server::Node for NodeService {
             evictable_bytes: catalog.evictable_bytes(),
             holds_bytes: self.dram_holds_bytes,
             paths: Vec::new(),
+            queued_bytes: 0,
         };
         let ssd = node.tiering().map(|tiering| ssd_status(catalog, tiering));
-        let events = metrics::catalog_events(node);
+        let (events, traffic) = (metrics::catalog_events(node), node.traffic());
+        let traffic = [
+            ("sent_bytes", &traffic.sent_bytes),
+            ("received_bytes", &traffic.received_bytes),
+            ("leased", &traffic.leases),
+        ];
+        let traffic = traffic.map(|(name, value)| (name, value.load(Ordering::Relaxed)));
         Ok(Response::new(NodeStatusReply {
             node: node.id().as_bytes().to_vec().into(),
             name: self.name.clone(),
@@ -62,7 +85,7 @@ impl node_server::Node for NodeService {
             leases: node.leases().count(),
             writes_in_progress: catalog.writes_in_progress(Instant::now()).len() as u64,
             quarantined_bytes: node.leases().quarantined_bytes(),
-            counters: events.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect(),
+            counters: named(events.into_iter().chain(traffic)),
         }))
     }
 
@@ -89,11 +112,135 @@ impl node_server::Node for NodeService {
         });
         Ok(Response::new(ListPinsReply { pins: leases.chain(writes).collect() }))
     }
+
+    type ScrubStream = ReceiverStream<Result<ScrubProgress, Status>>;
+
+    async fn scrub(
+        &self,
+        request: Request<ScrubRequest>,
+    ) -> Result<Response<Self::ScrubStream>, Status> {
+        let ScrubRequest { path, bytes_per_second } = request.into_inner();
+        let tiering = Arc::clone(self.ssds()?);
+        let members = match path.as_str() {
+            "" => tiering.members().to_vec(),
+            path => vec![Arc::clone(tiering.member(Path::new(path)).map_err(refused)?)],
+        };
+        let rate = (bytes_per_second > 0).then_some(bytes_per_second);
+        let (progress, answers) = mpsc::channel(4);
+        tokio::spawn(async move {
+            let gone = progress.clone();
+            let work = async {
+                for member in members {
+                    scrub_one(&tiering, &member, rate, &progress).await;
+                }
+            };
+            tokio::select! {
+                () = work => {}
+                () = gone.closed() => {} // Nobody waits for it any more.
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(answers)))
+    }
+
+    async fn fence_path(
+        &self,
+        request: Request<FencePathRequest>,
+    ) -> Result<Response<FencePathReply>, Status> {
+        let FencePathRequest { path, reason } = request.into_inner();
+        if reason.trim().is_empty() || reason.len() > REASON_LIMIT {
+            let rule = format!("reason: must be given, and be at most {REASON_LIMIT} bytes long");
+            return Err(Status::invalid_argument(rule));
+        }
+        let (tiering, path) = (self.ssds()?, Path::new(&path));
+        let withdrawn = tiering.fence(path, &reason).map_err(refused)?;
+        let fenced_because = match tiering.member(path).map_err(refused)?.health() {
+            Health::Fenced(why) => why.to_string(),
+            Health::Healthy => return Err(Status::aborted("it was taken in again meanwhile")),
+        };
+        Ok(Response::new(FencePathReply { withdrawn, fenced_because }))
+    }
+
+    async fn readmit_path(
+        &self,
+        request: Request<ReadmitPathRequest>,
+    ) -> Result<Response<ReadmitPathReply>, Status> {
+        let path = request.into_inner().path;
+        self.ssds()?.readmit(Path::new(&path)).await.map_err(refused)?;
+        Ok(Response::new(ReadmitPathReply {}))
+    }
+}
+
+impl NodeService {
+    fn ssds(&self) -> Result<&Arc<Tiering>, Status> {
+        let none = || Status::not_found("the node has no ssd path (ssd.path in its configuration)");
+        self.node.tiering().ok_or_else(none)
+    }
+}
+
+/// Scrubs a path, and tells how far it is.
+async fn scrub_one(
+    tiering: &Tiering,
+    member: &Member,
+    rate: Option<u64>,
+    to: &mpsc::Sender<Result<ScrubProgress, Status>>,
+) {
+    let so_far = Mutex::new(ScrubCounts::default());
+    let describe = |counts: ScrubCounts| ScrubProgress {
+        path: member.settings().name.display().to_string(),
+        segments: counts.segments,
+        segments_total: counts.segments_total,
+        records: counts.records,
+        bytes: counts.bytes,
+        damaged_records: counts.damaged_records,
+        damaged_segments: counts.damaged_segments,
+        done: false,
+        error: String::new(),
+    };
+    let work = tiering.scrub(member, rate, |counts| *so_far.lock() = *counts);
+    tokio::pin!(work);
+    let mut ticks = interval(PROGRESS);
+    let ended = loop {
+        tokio::select! {
+            ended = &mut work => break ended,
+            _ = ticks.tick() => {
+                let now = describe(*so_far.lock());
+                let _ = to.try_send(Ok(now)); // A slow reader gets the next one.
+            }
+        }
+    };
+    let error = ended.err().map(|error| error.to_string()).unwrap_or_default();
+    let last = ScrubProgress { done: true, error, ..describe(*so_far.lock()) };
+    let _ = to.send(Ok(last)).await;
+}
+
+fn refused(error: PathError) -> Status {
+    let text = error.to_string();
+    match error {
+        PathError::Unknown { .. } => Status::not_found(text),
+        PathError::NotFenced(_) | PathError::Open { .. } => Status::failed_precondition(text),
+        PathError::InProgress(_) | PathError::NotEnded(_) => Status::aborted(text),
+        PathError::NotRemembered { .. } => Status::internal(text),
+    }
+}
+
+fn named(counters: impl Iterator<Item = (&'static str, u64)>) -> HashMap<String, u64> {
+    counters.map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// Bytes that a path moved.
+fn bytes(path: &Member) -> [(&'static str, u64); 3] {
+    let PathCounters { read_bytes, written_bytes, scrubbed_bytes, .. } = path.counters();
+    let bytes = [
+        ("read_bytes", read_bytes),
+        ("written_bytes", written_bytes),
+        ("scrubbed_bytes", scrubbed_bytes),
+    ];
+    bytes.map(|(name, value)| (name, value.load(Ordering::Relaxed)))
 }
 
 /// The ssd tier and its paths.
 fn ssd_status(catalog: &Catalog, tiering: &Tiering) -> TierStatus {
-    let of_path = |path: &Arc<SsdPath>| {
+    let of_path = |path: &Arc<Member>| {
         let (healthy, fenced_because) = match path.health() {
             Health::Healthy => (true, String::new()),
             Health::Fenced(why) => (false, why.to_string()),
@@ -104,13 +251,10 @@ fn ssd_status(catalog: &Catalog, tiering: &Tiering) -> TierStatus {
             fenced_because,
             capacity_bytes: path.settings().capacity,
             used_bytes: path.used_bytes(),
-            counters: metrics::path_events(path)
-                .iter()
-                .map(|(name, value)| ((*name).to_owned(), *value))
-                .collect(),
+            counters: named(metrics::path_events(path).into_iter().chain(bytes(path))),
         }
     };
-    let paths: Vec<_> = tiering.paths().iter().map(of_path).collect();
+    let paths: Vec<_> = tiering.members().iter().map(of_path).collect();
     let sum = |bytes: fn(&PathStatus) -> u64| paths.iter().map(bytes).sum();
     let (parts, live) = catalog.parts_on_ssd();
     TierStatus {
@@ -122,6 +266,7 @@ fn ssd_status(catalog: &Catalog, tiering: &Tiering) -> TierStatus {
         // Parts are put into dram; what of them comes to an ssd is the admission's choice.
         holds_bytes: 0,
         paths,
+        queued_bytes: tiering.queued_bytes(),
     }
 }
 

@@ -269,10 +269,16 @@ async fn an_eviction_reaches_every_node_and_says_of_each_what_it_did() {
         keys: vec![key(1).as_bytes().to_vec().into(), key(2).as_bytes().to_vec().into()],
         ..EvictFilter::default()
     };
-    let evict = |filter| {
+    let evict_on = |filter, node: Vec<u8>| {
         let mut asker = asker.clone();
-        async move { asker.evict(EvictRequest { filter: Some(filter) }).await }
+        let request = EvictRequest { filter: Some(filter), node: node.into() };
+        async move { asker.evict(request).await }
     };
+    let evict = |filter| evict_on(filter, Vec::new());
+    let reply = evict_on(filter.clone(), [1; 16].to_vec()).await.unwrap();
+    let asked: Vec<u8> = reply.into_inner().nodes.iter().map(|node| node.node[0]).collect();
+    assert_eq!(asked, [1], "only the node that is meant");
+    nodes[0].names.put(key(1));
     let reply = evict(filter.clone()).await.unwrap().into_inner();
     let done: Vec<_> =
         reply.nodes.iter().map(|n| (n.node[0], n.blocks, n.error.as_str())).collect();
@@ -286,6 +292,12 @@ async fn an_eviction_reaches_every_node_and_says_of_each_what_it_did() {
     let no_tenant = EvictFilter { tenant: String::new(), ..filter.clone() };
     let refused = evict(no_tenant).await.unwrap_err();
     assert!(refused.message().contains("filter.tenant"), "{refused}");
+    let elsewhere = EvictFilter { tier: "tape".to_owned(), ..filter.clone() };
+    let refused = evict(elsewhere).await.unwrap_err();
+    assert!(refused.message().contains("filter.tier"), "{refused}");
+    let of_nothing = EvictFilter { keys: vec![], descendants: true, ..filter.clone() };
+    let refused = evict(of_nothing).await.unwrap_err();
+    assert!(refused.message().contains("filter.descendants"), "{refused}");
     let by_nothing = EvictFilter { keys: vec![], ..filter };
     let reply = evict(by_nothing).await.unwrap().into_inner();
     assert!(reply.nodes.iter().all(|node| node.error.contains("by key only")), "{reply:?}");

@@ -1,7 +1,12 @@
 //! The command line: what can be asked, and the help that teaches it.
 
+mod evict;
+mod node;
+
+pub(crate) use evict::{EvictArgs, TierName};
+pub(crate) use node::{NodeArgs, NodeCommand, PathCommand, ScrubArgs, TopArgs};
+
 use crate::error::EXIT_CODES;
-use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use larder_daemon::{address::HostPort, config::HumanDuration};
 use larder_proto::{BlockKey, ContentFingerprint, LayoutFingerprint, ids::TenantName};
@@ -34,6 +39,7 @@ const EXAMPLES: &str = "\
 Examples:
   larderctl status                                  is the cluster well?
   larderctl nodes                                   who holds how much?
+  larderctl top                                     what are they doing now?
   larderctl explain --model llama --tokens p.json   why was this prompt no hit? see its --help
   larderctl put notes.txt --name notes              keep a file, to try things out
   larderctl -o json stats | jq .nodes               for machines: sizes in bytes, ids in full";
@@ -126,9 +132,11 @@ Examples:
         #[command(flatten)]
         output: OutputArg,
     },
-    /// List nodes: state, what they hold, where they listen
+    /// List nodes: state, what they hold, ssd paths, where they listen
     ///
-    /// States: `up`; `syncing`, its inventory is not yet all known; `down`, its session ended: its
+    /// Under `ssds` stands how many ssd paths take part, of how many there are; below the table, which are
+    /// fenced and why. That is asked of each node itself: one that does not answer in time shows `?`, and the
+    /// exit code is 0 all the same. States: `up`; `syncing`, its inventory is not yet all known; `down`, its session ended: its
     /// blocks are left out of answers, and forgotten when it stays away.
     #[command(after_help = "\
 Examples:
@@ -157,12 +165,13 @@ Examples:
         #[command(flatten)]
         output: OutputArg,
     },
-    /// Show memory, leases and counters of masters and nodes
+    /// Show memory, ssd paths, leases and counters of masters and nodes
     #[command(after_help = "\
 Examples:
   larderctl stats
   larderctl stats node-a             one node, by name or id
-  larderctl stats -o json | jq '.nodes[].tiers[] | {tier, used_bytes}'")]
+  larderctl stats -o json | jq '.nodes[].tiers[] | {tier, used_bytes}'
+  larderctl stats -o json | jq '.nodes[].tiers[].paths[] | select(.healthy | not)'")]
     Stats {
         /// Only this node, by name or id
         node: Option<String>,
@@ -220,24 +229,9 @@ Examples:
         #[command(flatten)]
         output: OutputArg,
     },
-    /// Remove blocks from all nodes
-    ///
-    /// All stated conditions must hold, within the tenant of --tenant. Shows what would go and asks,
-    /// unless --yes. Parts that are being read go as well; their bytes stay until the readers are done.
-    /// A node that is not in session keeps its blocks: then the exit code is 1.
-    #[command(
-        override_usage = "larderctl evict [OPTIONS] --model <NAME> [--tokens <FILE>]\n       \
-                          larderctl evict [OPTIONS] <--content <HEX>|--layout <HEX>|--key <HEX>|\
-                          --producer <NAME>|--all>",
-        after_help = with_tokens("\
-Examples:
-  larderctl evict --model llama --dry-run               what would go?
-  larderctl evict --model llama --tokens prompt.json    the blocks of one prompt
-  larderctl evict --key 77ab... --key 81c0... --yes
-  larderctl evict --producer engine-7 --yes             all that a bad engine wrote
-  larderctl --tenant acme evict --all                   everything of a tenant")
-    )]
     Evict(EvictArgs),
+    Node(NodeArgs),
+    Top(TopArgs),
     /// List what may not be evicted now: leases, writes, quarantined memory, with owners
     ///
     /// Asks every node. `quarantined` is memory of a reader that lost its socket while its process lives
@@ -328,9 +322,11 @@ impl Command {
             | Self::Lookup { output, .. }
             | Self::Explain { output, .. }
             | Self::Evict(EvictArgs { output, .. })
+            | Self::Top(TopArgs { output, .. })
             | Self::Pins { output, .. }
             | Self::Config { output }
             | Self::Put { output, .. } => output.output,
+            Self::Node(NodeArgs { command }) => command.format(),
             Self::Get { output, .. } => output.output,
             Self::Completions { .. } => None,
         }
@@ -374,34 +370,6 @@ pub(crate) struct TokenArgs {
     /// The cache salt that the engines use
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub(crate) salt: String,
-}
-
-/// What to evict.
-#[derive(Debug, Args)]
-#[command(group = clap::ArgGroup::new("what").required(true).multiple(true)
-    .args(["model", "content", "layout", "tokens", "key", "producer", "all"]))]
-pub(crate) struct EvictArgs {
-    #[command(flatten)]
-    pub(crate) models: ModelArgs,
-    #[command(flatten)]
-    pub(crate) tokens: TokenArgs,
-    /// A block by its key, 64 hex digits; may be repeated
-    #[arg(long, value_name = "HEX", conflicts_with = "tokens")]
-    pub(crate) key: Vec<BlockKey>,
-    /// Only what this producer published
-    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
-    pub(crate) producer: Option<String>,
-    /// Everything of the tenant
-    #[arg(long, conflicts_with_all = ["model", "content", "layout", "tokens", "key", "producer"])]
-    pub(crate) all: bool,
-    /// Show what would go, and keep it
-    #[arg(long)]
-    pub(crate) dry_run: bool,
-    /// Do not ask
-    #[arg(long)]
-    pub(crate) yes: bool,
-    #[command(flatten)]
-    pub(crate) output: OutputArg,
 }
 
 /// The rule for names of files in the cluster.

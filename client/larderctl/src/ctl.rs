@@ -17,7 +17,7 @@ use larder_proto::{
 };
 use std::{collections::HashMap, future::Future, time::Duration};
 use tokio::time::timeout;
-use tonic::{Response, Status, transport::Channel};
+use tonic::{Code, Response, Status, transport::Channel};
 
 /// Who is recorded as the producer of what `larderctl` puts.
 const PRODUCER: &str = "larderctl";
@@ -143,6 +143,22 @@ impl Ctl {
         stream::iter(nodes.into_iter().map(ask)).buffered(QUESTIONS).collect().await
     }
 
+    /// One node, to ask it.
+    pub(crate) async fn node(
+        &self,
+        name: &str,
+    ) -> Result<(control::NodeInfo, NodeClient<Channel>), CtlError> {
+        let nodes = self.within("find the node", self.nodes(Some(name))).await?;
+        let Some(node) = nodes.into_iter().next() else {
+            return Err(CtlError::NotFound(format!("no node is called {name}")));
+        };
+        if node.state == "down" {
+            return Err(CtlError::Unreachable(format!("{}: down", node.name)));
+        }
+        let service = masters::channel(&node.control_address).map(NodeClient::new);
+        Ok((node, service.doing("reach the node")?))
+    }
+
     /// Names of nodes, for holders that a master names by id.
     pub(crate) async fn names(&self) -> Result<Names, CtlError> {
         Ok(Names::of_nodes(&self.nodes(None).await?))
@@ -181,6 +197,17 @@ impl Names {
     /// The same, of an id in hex.
     pub(crate) fn of_hex(&self, id: &str) -> String {
         self.0.get(id).map_or(id, String::as_str).to_owned()
+    }
+}
+
+/// What a node's refusal means for whoever asked.
+pub(crate) fn refused(node: &str, status: &Status) -> CtlError {
+    let why = format!("{node}: {}", masters::describe(status, "a node"));
+    match status.code() {
+        Code::NotFound => CtlError::NotFound(why),
+        Code::InvalidArgument => CtlError::Usage(why),
+        Code::Unavailable | Code::DeadlineExceeded => CtlError::Unreachable(why),
+        _ => CtlError::Failed(why),
     }
 }
 

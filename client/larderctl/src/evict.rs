@@ -1,8 +1,8 @@
-//! `evict`: removes blocks from all nodes, after showing what would go.
+//! `evict`: shows what would go, and with `--yes` removes it from all nodes.
 
 use crate::{
-    blocks::{chains, read_tokens},
-    cli::EvictArgs,
+    blocks::{Chain, chains, read_tokens},
+    cli::{EvictArgs, TierName},
     ctl::{Ctl, Names, hex},
     error::{CtlError, Doing},
     models,
@@ -14,10 +14,7 @@ use larder_proto::{
     frame::KEYS_LIMIT,
 };
 use serde::Serialize;
-use std::{
-    collections::BTreeMap,
-    io::{self, IsTerminal, Write},
-};
+use std::{collections::BTreeMap, time::Duration};
 
 #[derive(Debug, Serialize)]
 struct Evicted {
@@ -40,29 +37,40 @@ struct Node {
 /// `larderctl evict`.
 pub(crate) async fn evict(ctl: &Ctl, args: &EvictArgs) -> Result<(), CtlError> {
     let filters = filters(ctl, args).await?;
-    if args.dry_run {
-        let would = send(ctl, &filters, true).await?;
+    let node = match &args.node {
+        None => Vec::new(),
+        Some(name) => {
+            let named = ctl.within("find the node", ctl.nodes(Some(name))).await?;
+            named.into_iter().flat_map(|node| node.node.to_vec()).collect()
+        }
+    };
+    if !args.yes {
+        let would = send(ctl, &filters, &node, true).await?;
         ctl.out.show(&would, for_people)?;
         return all_obeyed(&would);
     }
-    if !args.yes {
-        let would = send(ctl, &filters, true).await?;
-        if would.blocks == 0 {
-            ctl.out.show(&Evicted { dry_run: false, ..would }, for_people)?;
-            return Ok(());
-        }
-        confirm(&would)?;
-    }
-    let done = send(ctl, &filters, false).await?;
+    let done = send(ctl, &filters, &node, false).await?;
     ctl.out.show(&done, for_people)?;
     all_obeyed(&done)
 }
 
 /// The conditions as filters of a master; several where a name stands for several model versions.
 async fn filters(ctl: &Ctl, args: &EvictArgs) -> Result<Vec<EvictFilter>, CtlError> {
+    if args.descendants && args.key.is_empty() && args.tokens.tokens.is_none() {
+        let rule = "--descendants: needs --key or --tokens, of whose blocks they are";
+        return Err(CtlError::Usage(rule.to_owned()));
+    }
+    let unused = args.unused.map(|time| time.get());
+    if unused.is_some_and(|time| time < Duration::from_secs(1)) {
+        return Err(CtlError::Usage("--unused: must be at least 1s".to_owned()));
+    }
+    let unused_ms = unused.map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
     let base = EvictFilter {
         tenant: ctl.tenant().to_string(),
         producer: args.producer.clone().unwrap_or_default(),
+        unused_ms,
+        tier: args.tier.map_or("", TierName::name).to_owned(),
+        descendants: args.descendants,
         ..EvictFilter::default()
     };
     if args.models.model.is_none() {
@@ -84,9 +92,16 @@ async fn filters(ctl: &Ctl, args: &EvictArgs) -> Result<Vec<EvictFilter>, CtlErr
         return Ok(all.collect());
     };
     let chains = chains(versions, &tokens, &args.tokens.salt)?;
+    // What follows the prompt follows its last block; those before it may have other descendants.
+    let named = |chain: &Chain| -> Vec<BlockKey> {
+        match args.descendants {
+            true => chain.keys.last().copied().into_iter().collect(),
+            false => chain.keys.clone(),
+        }
+    };
     let whole = chains.iter().filter(|chain| !chain.keys.is_empty());
     let filters: Vec<EvictFilter> =
-        whole.flat_map(|chain| with_keys(&of(chain.version.id), &chain.keys)).collect();
+        whole.flat_map(|chain| with_keys(&of(chain.version.id), &named(chain))).collect();
     match filters.is_empty() {
         false => Ok(filters),
         true => Err(CtlError::NotFound("the prompt is shorter than one block".to_owned())),
@@ -105,11 +120,16 @@ fn with_keys(base: &EvictFilter, keys: &[BlockKey]) -> Vec<EvictFilter> {
     keys.chunks(KEYS_LIMIT).map(some).collect()
 }
 
-async fn send(ctl: &Ctl, filters: &[EvictFilter], dry_run: bool) -> Result<Evicted, CtlError> {
+async fn send(
+    ctl: &Ctl,
+    filters: &[EvictFilter],
+    node: &[u8],
+    dry_run: bool,
+) -> Result<Evicted, CtlError> {
     let mut nodes: BTreeMap<String, Node> = BTreeMap::new();
     for filter in filters {
-        let request =
-            control::EvictRequest { filter: Some(EvictFilter { dry_run, ..filter.clone() }) };
+        let filter = Some(EvictFilter { dry_run, ..filter.clone() });
+        let request = control::EvictRequest { filter, node: node.to_vec().into() };
         let call = |mut master: MasterClient<_>| {
             let request = request.clone();
             async move { master.evict(request).await }
@@ -135,32 +155,6 @@ async fn send(ctl: &Ctl, filters: &[EvictFilter], dry_run: bool) -> Result<Evict
         bytes: nodes.iter().map(|node| node.bytes).sum(),
         nodes,
     })
-}
-
-/// Asks on standard error, so that the answer of the command stays alone on standard output.
-fn confirm(would: &Evicted) -> Result<(), CtlError> {
-    let holding = would.nodes.iter().filter(|node| node.blocks > 0).count() as u64;
-    let Evicted { blocks, bytes, .. } = would;
-    eprint!(
-        "Evict {} block{} ({}) from {holding} node{}? [y/N] ",
-        count(*blocks),
-        plural(*blocks),
-        size(*bytes),
-        plural(holding)
-    );
-    let terminal = |source| CtlError::Terminal { what: "ask for confirmation", source };
-    io::stderr().flush().map_err(terminal)?;
-    let mut line = String::new();
-    io::stdin().read_line(&mut line).map_err(terminal)?;
-    if !io::stdin().is_terminal() {
-        eprintln!(); // Nobody pressed return.
-    }
-    match line.trim() {
-        "y" | "Y" | "yes" => Ok(()),
-        _ => Err(CtlError::Failed(
-            "not confirmed, nothing was evicted (--yes does not ask)".to_owned(),
-        )),
-    }
 }
 
 fn all_obeyed(evicted: &Evicted) -> Result<(), CtlError> {
@@ -189,7 +183,10 @@ fn for_people(evicted: &Evicted) -> Vec<Section> {
         table.row(tone, [names.of_hex(&node.node), count(node.blocks), size(node.bytes), error]);
     }
     let verb = if *dry_run { "would be evicted" } else { "evicted" };
-    let total = format!("{} block{} {verb}, {}", count(*blocks), plural(*blocks), size(*bytes));
+    let mut total = format!("{} block{} {verb}, {}", count(*blocks), plural(*blocks), size(*bytes));
+    if *dry_run && *blocks > 0 {
+        total.push_str("\nNothing was evicted yet: the same command with --yes does it.");
+    }
     vec![Section::Table(table), Section::Text(total)]
 }
 

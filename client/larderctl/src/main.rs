@@ -14,10 +14,12 @@ mod explain;
 mod files;
 mod lookup;
 mod models;
+mod node;
 mod output;
 mod settings;
 mod stats;
 mod status;
+mod top;
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use cli::{Cli, Command, Format};
@@ -65,6 +67,8 @@ async fn obey(ctl: &Ctl, command: Command, matches: &ArgMatches) -> Result<(), C
         Command::Lookup { blocks, .. } => lookup::lookup(ctl, &blocks).await,
         Command::Explain { blocks, .. } => explain::explain(ctl, &blocks).await,
         Command::Evict(args) => evict::evict(ctl, &args).await,
+        Command::Node(args) => node::node(ctl, &args.command).await,
+        Command::Top(args) => top::top(ctl, &args).await,
         Command::Pins { node, .. } => stats::pins(ctl, node.as_deref()).await,
         Command::Config { .. } => settings::config(ctl, matches).await,
         Command::Put { file, name, node, .. } => {

@@ -26,6 +26,33 @@ impl Output {
         Self { format, colour: wanted && io::stdout().is_terminal() }
     }
 
+    /// The form.
+    pub(crate) fn format(&self) -> Format {
+        self.format
+    }
+
+    /// Shows one of several answers that follow one another: as JSON each is one line. Whether anybody still
+    /// reads them.
+    pub(crate) fn show_next<T: Serialize>(
+        &self,
+        answer: &T,
+        human: impl FnOnce(&T) -> Vec<Section>,
+    ) -> Result<bool, CtlError> {
+        match self.format {
+            Format::Table => {
+                self.show(answer, human)?;
+                print_while_read(b"\n")
+            }
+            Format::Json => {
+                let text = serde_json::to_string(answer).map_err(|error| CtlError::Terminal {
+                    what: "write the answer",
+                    source: error.into(),
+                })?;
+                print_while_read(format!("{text}\n").as_bytes())
+            }
+        }
+    }
+
     /// Shows an answer: itself as JSON, or what `human` makes of it.
     pub(crate) fn show<T: Serialize>(
         &self,
@@ -51,12 +78,18 @@ impl Output {
 
 /// Writes to standard output. A reader that has seen enough (`| head`) is no failure.
 pub(crate) fn print(bytes: &[u8]) -> Result<(), CtlError> {
+    print_while_read(bytes).map(|_| ())
+}
+
+/// The same; whether anybody still reads.
+fn print_while_read(bytes: &[u8]) -> Result<bool, CtlError> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
         Err(source) if source.kind() != io::ErrorKind::BrokenPipe => {
             Err(CtlError::Terminal { what: "write to standard output", source })
         }
-        _ => Ok(()),
+        Err(_) => Ok(false),
+        Ok(()) => Ok(true),
     }
 }
 

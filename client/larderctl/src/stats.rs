@@ -56,6 +56,31 @@ struct Tier {
     used_bytes: u64,
     evictable_bytes: u64,
     parts: u64,
+    queued_bytes: u64,
+    paths: Vec<TierPath>,
+}
+
+#[derive(Debug, Serialize)]
+struct TierPath {
+    path: String,
+    healthy: bool,
+    fenced_because: String,
+    capacity_bytes: u64,
+    used_bytes: u64,
+    counters: Counters,
+}
+
+impl From<&control::PathStatus> for TierPath {
+    fn from(path: &control::PathStatus) -> Self {
+        Self {
+            path: path.path.clone(),
+            healthy: path.healthy,
+            fenced_because: path.fenced_because.clone(),
+            capacity_bytes: path.capacity_bytes,
+            used_bytes: path.used_bytes,
+            counters: path.counters.iter().map(|(name, value)| (name.clone(), *value)).collect(),
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -110,6 +135,8 @@ fn describe((info, answer): &NodeAnswer<control::NodeStatusReply>, names: &Names
         used_bytes: tier.used_bytes,
         evictable_bytes: tier.evictable_bytes,
         parts: tier.parts,
+        queued_bytes: tier.queued_bytes,
+        paths: tier.paths.iter().map(TierPath::from).collect(),
     };
     let link = |link: &control::MasterLink| Link {
         address: link.address.clone(),
@@ -189,6 +216,7 @@ fn for_people(stats: &Stats) -> Vec<Section> {
     }
     let mut sections = vec![Section::Table(memory)];
     sections.extend(silent);
+    sections.extend(paths(stats));
     sections.push(Section::Table(links));
     let of_nodes = stats.nodes.iter().filter_map(|node| {
         node.figures.as_ref().map(|figures| (node.called.as_str(), &figures.counters))
@@ -200,6 +228,52 @@ fn for_people(stats: &Stats) -> Vec<Section> {
         sections.push(counters("Counters of masters, since their start", of_masters));
     }
     sections
+}
+
+/// Ssd paths, where there are any.
+fn paths(stats: &Stats) -> Option<Section> {
+    let columns = [
+        "node",
+        "path",
+        "used>",
+        "capacity>",
+        "full>",
+        "read>",
+        "written>",
+        "scrubbed>",
+        "damaged>",
+        "state",
+    ];
+    let mut table =
+        Table::new(&columns, "no ssd path").titled("Ssd paths, since the start of their node");
+    let mut any = false;
+    for node in &stats.nodes {
+        let tiers = node.figures.iter().flat_map(|figures| &figures.tiers);
+        for path in tiers.flat_map(|tier| &tier.paths) {
+            any = true;
+            let counter = |name: &str| path.counters.get(name).copied().unwrap_or(0);
+            let (tone, state) = match path.healthy {
+                true => (Tone::Plain, "in use".to_owned()),
+                false => (Tone::Bad, format!("fenced: {}", path.fenced_because)),
+            };
+            table.row(
+                tone,
+                [
+                    node.called.clone(),
+                    path.path.clone(),
+                    size(path.used_bytes),
+                    size(path.capacity_bytes),
+                    share(path.used_bytes, path.capacity_bytes),
+                    size(counter("read_bytes")),
+                    size(counter("written_bytes")),
+                    size(counter("scrubbed_bytes")),
+                    count(counter("damaged")),
+                    state,
+                ],
+            );
+        }
+    }
+    any.then(|| Section::Table(table))
 }
 
 /// One row for each counter of each process. Counters that are zero are left out: JSON has them all.

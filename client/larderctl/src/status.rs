@@ -1,7 +1,7 @@
 //! `status` and `nodes`: who is there, and what the masters see of it.
 
 use crate::{
-    ctl::{Ctl, hex},
+    ctl::{Ctl, NodeAnswer, hex},
     error::CtlError,
     output::{Section, Table, Tone, count, counted, plural, share, short, size, time},
 };
@@ -237,12 +237,45 @@ struct Node {
     control_address: String,
     last_event: u64,
     version: String,
+    /// What the node itself says of its ssd paths; none where it was not heard.
+    ssd_paths: Option<Vec<SsdPath>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    not_heard: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct SsdPath {
+    path: String,
+    healthy: bool,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    fenced_because: String,
+    used_bytes: u64,
+    capacity_bytes: u64,
+}
+
+impl From<&control::PathStatus> for SsdPath {
+    fn from(path: &control::PathStatus) -> Self {
+        Self {
+            path: path.path.clone(),
+            healthy: path.healthy,
+            fenced_because: path.fenced_because.clone(),
+            used_bytes: path.used_bytes,
+            capacity_bytes: path.capacity_bytes,
+        }
+    }
 }
 
 /// `larderctl nodes`.
 pub(crate) async fn nodes(ctl: &Ctl, chosen: Option<&str>) -> Result<(), CtlError> {
     let nodes = ctl.within("nodes", ctl.nodes(chosen)).await?;
-    let describe = |node: control::NodeInfo| Node {
+    // Each node has a bounded time to answer, and what the master says is shown in any case.
+    let answers = ctl
+        .ask_nodes(nodes, |mut node| async move { node.status(control::StatusRequest {}).await });
+    let describe = |(node, answer): NodeAnswer<control::NodeStatusReply>| Node {
+        ssd_paths: answer.as_ref().ok().map(|reply| {
+            reply.tiers.iter().flat_map(|tier| &tier.paths).map(SsdPath::from).collect()
+        }),
+        not_heard: answer.err().map(|why| why.to_string()),
         name: node.name,
         node: hex(&node.node),
         incarnation: node.incarnation,
@@ -257,8 +290,38 @@ pub(crate) async fn nodes(ctl: &Ctl, chosen: Option<&str>) -> Result<(), CtlErro
         last_event: node.seq,
         version: node.version,
     };
-    let nodes = Nodes { nodes: nodes.into_iter().map(describe).collect() };
-    ctl.out.show(&nodes, |nodes| vec![Section::Table(nodes_for_people(nodes))])
+    let nodes = Nodes { nodes: answers.await.into_iter().map(describe).collect() };
+    ctl.out.show(&nodes, |nodes| {
+        let mut sections = vec![Section::Table(nodes_for_people(nodes))];
+        let notes: Vec<String> = nodes.nodes.iter().flat_map(notes).collect();
+        if !notes.is_empty() {
+            sections.push(Section::Text(notes.join("\n")));
+        }
+        sections
+    })
+}
+
+/// Fenced paths, and why nothing is known of them.
+fn notes(node: &Node) -> Vec<String> {
+    if let Some(why) = node.not_heard.as_ref().filter(|_| node.state != "down") {
+        return vec![format!("{}: its ssd paths are not known: {why}", node.name)];
+    }
+    let paths = node.ssd_paths.iter().flatten().filter(|path| !path.healthy);
+    paths
+        .map(|path| format!("{}: {} is fenced: {}", node.name, path.path, path.fenced_because))
+        .collect()
+}
+
+/// `1 of 2`: paths that take part, of all.
+fn ssds(node: &Node) -> String {
+    match node.ssd_paths.as_deref() {
+        None => "?".to_owned(),
+        Some([]) => "-".to_owned(),
+        Some(paths) => {
+            let healthy = paths.iter().filter(|path| path.healthy).count();
+            format!("{healthy} of {}", paths.len())
+        }
+    }
 }
 
 fn nodes_for_people(nodes: &Nodes) -> Table {
@@ -271,6 +334,7 @@ fn nodes_for_people(nodes: &Nodes) -> Table {
         "used>",
         "capacity>",
         "full>",
+        "ssds",
         "data",
         "control",
         "version",
@@ -283,6 +347,8 @@ fn nodes_for_people(nodes: &Nodes) -> Table {
             ("up", false) => ("up".to_owned(), Tone::Good),
             (state, false) => (state.to_owned(), Tone::Odd),
         };
+        let fenced = node.ssd_paths.iter().flatten().any(|path| !path.healthy);
+        let tone = if fenced && tone == Tone::Good { Tone::Odd } else { tone };
         table.row(
             tone,
             [
@@ -294,6 +360,7 @@ fn nodes_for_people(nodes: &Nodes) -> Table {
                 size(node.used_bytes),
                 size(node.capacity_bytes),
                 share(node.used_bytes, node.capacity_bytes),
+                ssds(node),
                 node.data_address.clone(),
                 node.control_address.clone(),
                 node.version.clone(),

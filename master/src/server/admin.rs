@@ -13,7 +13,7 @@ use larder_proto::{
     BlockKey, ContentFingerprint, LayoutFingerprint,
     block_key::self_check,
     control::{self, command::Command},
-    ids::TenantName,
+    ids::{NodeId, TenantName},
     wire::DecodeError,
 };
 use std::{collections::HashMap, sync::Arc};
@@ -159,7 +159,11 @@ pub(super) fn status(shared: &Shared) -> control::StatusReply {
 pub(super) fn check_filter(
     shared: &Shared,
     request: control::EvictRequest,
-) -> Result<control::EvictFilter, BadRequest> {
+) -> Result<(control::EvictFilter, Option<NodeId>), BadRequest> {
+    let node = match request.node.as_ref() {
+        [] => None,
+        bytes => Some(field("node", NodeId::try_from(bytes))?),
+    };
     let filter = request.filter.unwrap_or_default();
     field("filter.tenant", filter.tenant.parse::<TenantName>())?;
     if !filter.content.is_empty() {
@@ -176,12 +180,24 @@ pub(super) fn check_filter(
     for key in &filter.keys {
         field("filter.keys", BlockKey::try_from(key.as_ref()))?;
     }
+    if filter.descendants && filter.keys.is_empty() {
+        let (what, rule) = ("descendants", "must come with keys");
+        field("filter.descendants", Err::<(), _>(DecodeError::Text { what, rule }))?;
+    }
+    if !matches!(filter.tier.as_str(), "" | "dram" | "ssd") {
+        let (what, rule) = ("tier", "must be dram or ssd");
+        field("filter.tier", Err::<(), _>(DecodeError::Text { what, rule }))?;
+    }
     field("filter.producer", within("length", filter.producer.len(), PRODUCER_LIMIT))?;
-    Ok(filter)
+    Ok((filter, node))
 }
 
-/// Asks every node that is not forgotten, and says of each what it did or why nothing is known of it.
-pub(super) async fn evict(shared: &Shared, filter: control::EvictFilter) -> control::EvictReply {
+/// Asks every node that is not forgotten, or the one that is meant, and says of each what it did or why nothing is known of it.
+pub(super) async fn evict(
+    shared: &Shared,
+    filter: control::EvictFilter,
+    only: Option<NodeId>,
+) -> control::EvictReply {
     let ask = |node: Node| {
         let filter = filter.clone();
         async move {
@@ -209,7 +225,9 @@ pub(super) async fn evict(shared: &Shared, filter: control::EvictFilter) -> cont
             result
         }
     };
-    control::EvictReply { nodes: join_all(shared.cluster.nodes().into_iter().map(ask)).await }
+    let nodes = shared.cluster.nodes().into_iter();
+    let asked = nodes.filter(|node| only.is_none_or(|only| node.identity.node == only));
+    control::EvictReply { nodes: join_all(asked.map(ask)).await }
 }
 
 fn millis(time: std::time::Duration) -> u64 {

@@ -278,7 +278,7 @@ impl Master for Service {
         request: Request<control::EvictRequest>,
     ) -> Result<Response<control::EvictReply>, Status> {
         let filter = admin::check_filter(&self.shared, request.into_inner());
-        let filter = filter.map_err(|error| self.refused(&error))?;
-        Ok(Response::new(admin::evict(&self.shared, filter).await))
+        let (filter, node) = filter.map_err(|error| self.refused(&error))?;
+        Ok(Response::new(admin::evict(&self.shared, filter, node).await))
     }
 }

@@ -16,6 +16,7 @@ mod block;
 mod children;
 mod inventory;
 mod put;
+mod removal;
 mod room;
 mod tiers;
 
@@ -26,11 +27,7 @@ pub use tiers::{Admit, Audit, Offer};
 
 use crate::{
     eviction::{Policy, Unit, UseClock},
-    inventory::{
-        BlockState, Change, ChangeLog,
-        command::{Evicted, Eviction},
-        log::Loss,
-    },
+    inventory::{BlockState, Change, ChangeLog, command::Evicted, log::Loss},
     tiers::{
         dram::{Arena, DramCopy},
         ssd::SsdCopy,
@@ -52,6 +49,7 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
+use tokio::time::Instant;
 
 /// Names a block in the catalog.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -173,6 +171,8 @@ pub struct Counters {
     pub damaged_parts: AtomicU64,
     pub refused_full: AtomicU64,
     pub unannounced_blocks: AtomicU64,
+    pub found_parts: AtomicU64,
+    pub missed_parts: AtomicU64,
 }
 
 /// How many parts there are, and where. Each part counts from when it is stored; a change of its copies is
@@ -212,6 +212,7 @@ pub struct Catalog {
     policy: Mutex<Box<dyn Policy>>,
     watermarks: Watermarks,
     clock: UseClock,
+    began: Instant,
     log: Arc<ChangeLog>,
     last_generation: AtomicU64,
     last_writer: AtomicU64,
@@ -245,6 +246,7 @@ impl Catalog {
             policy: Mutex::new(policy),
             watermarks,
             clock: UseClock::default(),
+            began: Instant::now(),
             log,
             last_generation: AtomicU64::new(0),
             last_writer: AtomicU64::new(0),
@@ -297,6 +299,11 @@ impl Catalog {
         self.blocks.load(Ordering::Relaxed)
     }
 
+    /// Sets the clock of uses. To be called about every second: that is how exact it is.
+    pub fn tell_time(&self) {
+        self.clock.set(self.began.elapsed());
+    }
+
     /// From now on the node takes nothing new.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
@@ -309,6 +316,14 @@ impl Catalog {
 
     /// A part for reading, which counts as a use. `None` is a miss.
     pub fn find(&self, name: &PartName) -> Option<Found> {
+        let found = self.use_part(name);
+        let Counters { found_parts, missed_parts, .. } = &self.counters;
+        let count = if found.is_some() { found_parts } else { missed_parts };
+        count.fetch_add(1, Ordering::Relaxed);
+        found
+    }
+
+    fn use_part(&self, name: &PartName) -> Option<Found> {
         let id = BlockId::of(name);
         let mut shard = self.shard(&id);
         let block = shard.get_mut(&id)?;
@@ -352,43 +367,6 @@ impl Catalog {
         let withdrawn = self.drop_copy(name, Loss::Damaged, is_it, |stored| stored.dram = None);
         self.counters.damaged_parts.fetch_add(u64::from(withdrawn), Ordering::Relaxed);
         withdrawn
-    }
-
-    /// Removes what the filter selects. Parts that are being read are removed too; their bytes stay
-    /// until the readers are done.
-    ///
-    /// Copies on ssds are named in `on_ssd`: the removal is to be made durable before it is acknowledged.
-    pub fn remove(&self, filter: &Eviction, on_ssd: &mut Vec<OnSsd>) -> Evicted {
-        let mut total = Evicted::default();
-        let shards: Vec<usize> = match filter.keys.as_slice() {
-            [] => (0..SHARDS).collect(),
-            keys => keys.iter().map(|key| usize::from(Shard::of(key).0)).collect(),
-        };
-        for shard in shards.into_iter().collect::<std::collections::BTreeSet<_>>() {
-            let selected: Vec<BlockId> = {
-                let shard = self.shards[shard].lock();
-                shard.iter().filter(|(id, b)| filter.selects(id, b)).map(|(id, _)| *id).collect()
-            };
-            for id in selected {
-                let removal = match filter.dry_run {
-                    true => self.weigh(&id, filter),
-                    false => self.take(&id, Loss::Removed, |block| filter.chosen(block), on_ssd),
-                };
-                total.blocks += removal.blocks;
-                total.bytes += removal.bytes;
-            }
-        }
-        total
-    }
-
-    /// What a removal would take of a block.
-    fn weigh(&self, id: &BlockId, filter: &Eviction) -> Evicted {
-        let shard = self.shard(id);
-        let block = shard.get(id);
-        let chosen = block.into_iter().flat_map(Block::all_stored);
-        let lens = chosen.filter(|(_, s)| filter.selects_part(s)).map(|(_, s)| s.len);
-        let bytes = lens.sum();
-        Evicted { blocks: u64::from(bytes > 0), bytes }
     }
 
     /// Says, with a number, that a block that was asked for is not here (P5).
@@ -542,26 +520,6 @@ impl Catalog {
 
     fn shard(&self, id: &BlockId) -> MutexGuard<'_, HashMap<BlockId, Block>> {
         self.shards[usize::from(Shard::of(&id.key).0)].lock()
-    }
-}
-
-impl Eviction {
-    fn selects(&self, id: &BlockId, block: &Block) -> bool {
-        let Self { tenant, content, layout, keys, producer: _, dry_run: _ } = self;
-        *tenant == id.tenant
-            && content.is_none_or(|content| content == block.content)
-            && layout.is_none_or(|layout| layout == id.layout)
-            && (keys.is_empty() || keys.contains(&id.key))
-            && block.all_stored().any(|(_, stored)| self.selects_part(stored))
-    }
-
-    fn chosen(&self, block: &Block) -> Vec<PartNumber> {
-        let stored = block.all_stored().filter(|(_, stored)| self.selects_part(stored));
-        stored.map(|(part, _)| part).collect()
-    }
-
-    fn selects_part(&self, stored: &Stored) -> bool {
-        self.producer.as_ref().is_none_or(|wanted| *wanted == stored.producer.name)
     }
 }
 

@@ -1,7 +1,7 @@
 use super::*;
 use crate::{
     eviction::Lru,
-    inventory::{Inventory, PartSets},
+    inventory::{Inventory, PartSets, command::Eviction},
 };
 use larder_client::memory::PAGE;
 use larder_proto::{
@@ -222,6 +222,9 @@ fn a_removal_takes_what_its_filter_says_and_a_dry_run_nothing() {
         layout: None,
         keys: vec![key(1), key(3), key(77)],
         producer: None,
+        descendants: false,
+        unused_for: None,
+        tier: None,
         dry_run: true,
     };
     let two = Evicted { blocks: 2, bytes: 2 * 4096 };
@@ -235,6 +238,58 @@ fn a_removal_takes_what_its_filter_says_and_a_dry_run_nothing() {
     let of_other_tenant =
         Eviction { tenant: "t2".parse::<TenantName>().unwrap().id(), keys: Vec::new(), ..filter };
     assert_eq!(catalog.remove(&of_other_tenant, &mut Vec::new()), Evicted::default());
+}
+
+fn everything() -> Eviction {
+    Eviction {
+        tenant: TenantName::default().id(),
+        content: None,
+        layout: None,
+        keys: Vec::new(),
+        producer: None,
+        descendants: false,
+        unused_for: None,
+        tier: None,
+        dry_run: false,
+    }
+}
+
+#[test]
+fn descendants_go_with_a_block_even_where_it_is_not_here() {
+    let catalog = catalog(16);
+    // 1 - 2 - 3 and 1 - 4 - 5, and 20 - 21, of which 20 never came.
+    for (n, parent) in [(1, None), (2, Some(1)), (3, Some(2)), (4, Some(1)), (5, Some(4))] {
+        store(&catalog, n, parent, 4096).unwrap();
+    }
+    store(&catalog, 21, Some(20), 4096).unwrap();
+    let from = |n| Eviction { keys: vec![key(n)], descendants: true, ..everything() };
+    let dry = Eviction { dry_run: true, ..from(1) };
+    assert_eq!(catalog.remove(&dry, &mut Vec::new()).blocks, 5);
+    let others = Eviction { tenant: "t2".parse::<TenantName>().unwrap().id(), ..from(1) };
+    assert_eq!(catalog.remove(&others, &mut Vec::new()).blocks, 0);
+    assert_eq!(catalog.remove(&from(4), &mut Vec::new()).blocks, 2);
+    let left: Vec<u8> = (1..=5).filter(|n| catalog.read(&name(*n)).is_some()).collect();
+    assert_eq!(left, [1, 2, 3]);
+    assert_eq!(catalog.remove(&from(20), &mut Vec::new()).blocks, 1);
+    assert!(catalog.read(&name(21)).is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_what_was_not_used_for_long_enough_is_old() {
+    let catalog = catalog(8);
+    (1..=3).for_each(|n| _ = store(&catalog, n, None, 4096).unwrap());
+    let unused = |seconds| {
+        let unused_for = Some(std::time::Duration::from_secs(seconds));
+        let filter = Eviction { unused_for, dry_run: true, ..everything() };
+        catalog.remove(&filter, &mut Vec::new()).blocks
+    };
+    assert_eq!(unused(1), 0);
+    tokio::time::advance(std::time::Duration::from_secs(100)).await;
+    catalog.tell_time();
+    assert!(catalog.read(&name(2)).is_some());
+    assert!(!catalog.tiers(&name(3)).is_empty(), "no use");
+    tokio::time::advance(std::time::Duration::from_secs(50)).await;
+    assert_eq!([unused(49), unused(51), unused(149), unused(150)], [3, 2, 2, 0]);
 }
 
 #[test]
@@ -291,6 +346,9 @@ proptest! {
                         layout: None,
                         keys: vec![key(n)],
                         producer: None,
+                        descendants: false,
+                        unused_for: None,
+                        tier: None,
                         dry_run: false,
                     };
                     catalog.remove(&filter, &mut Vec::new());

@@ -17,9 +17,12 @@ pub use lru::Lru;
 pub use s3fifo::S3Fifo;
 
 use crate::catalog::BlockId;
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 
 larder_daemon::choices! {
@@ -57,6 +60,8 @@ pub struct Unit {
     /// Bytes that its eviction gives back; grows with the parts of a block.
     pub bytes: AtomicU64,
     last_used: AtomicU64,
+    /// The same in seconds of the clock: coarse, and good enough to tell what is old.
+    used_at: AtomicU32,
     /// Reads, not counting that the block came.
     uses: AtomicU64,
     /// What a policy wants to know again of a block that it let go of because it was parked.
@@ -70,6 +75,7 @@ impl Unit {
             id,
             bytes: AtomicU64::new(bytes),
             last_used: AtomicU64::new(clock.tick()),
+            used_at: AtomicU32::new(clock.seconds()),
             uses: AtomicU64::new(0),
             note: AtomicU64::new(0),
         })
@@ -78,12 +84,20 @@ impl Unit {
     /// Notes a use. Lock-free: this is on the path of every read.
     pub fn touch(&self, clock: &UseClock) {
         self.last_used.store(clock.tick(), Ordering::Relaxed);
+        self.used_at.store(clock.seconds(), Ordering::Relaxed);
         self.uses.fetch_add(1, Ordering::Relaxed);
     }
 
     /// When it was last used, in ticks of the clock.
     pub fn last_used(&self) -> u64 {
         self.last_used.load(Ordering::Relaxed)
+    }
+
+    /// Whether it was not used for longer than this, by a clock that was just set.
+    pub fn unused_for(&self, time: Duration, clock: &UseClock) -> bool {
+        // Both are cut to seconds, so a difference that equals the time may be a little less than it.
+        let unused = clock.seconds().saturating_sub(self.used_at.load(Ordering::Relaxed));
+        u64::from(unused) > time.as_secs()
     }
 
     /// How often it was used since it came.
@@ -100,13 +114,27 @@ impl Unit {
     }
 }
 
-/// Counts uses; the order of time for a policy.
+/// Counts uses; the order of time for a policy. Seconds are told from outside, so that no read asks the
+/// system for the time.
 #[derive(Debug, Default)]
-pub struct UseClock(AtomicU64);
+pub struct UseClock {
+    ticks: AtomicU64,
+    seconds: AtomicU32,
+}
 
 impl UseClock {
     fn tick(&self) -> u64 {
-        self.0.fetch_add(1, Ordering::Relaxed)
+        self.ticks.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Since the clock began, this time has passed.
+    pub fn set(&self, passed: Duration) {
+        let seconds = u32::try_from(passed.as_secs()).unwrap_or(u32::MAX);
+        self.seconds.fetch_max(seconds, Ordering::Relaxed);
+    }
+
+    fn seconds(&self) -> u32 {
+        self.seconds.load(Ordering::Relaxed)
     }
 }
 

@@ -1,12 +1,12 @@
 //! Commands of masters, as the node understands them.
 
 use larder_proto::{
-    BlockKey, ContentFingerprint, LayoutFingerprint,
+    BlockKey, ContentFingerprint, LayoutFingerprint, Tier,
     control::EvictFilter,
     ids::{TenantId, TenantName},
     wire::DecodeError,
 };
-use std::future::Future;
+use std::{future::Future, time::Duration};
 
 /// Keys that one eviction may name.
 pub const KEYS_LIMIT: usize = 16_384;
@@ -26,6 +26,12 @@ pub struct Eviction {
     pub keys: Vec<BlockKey>,
     /// Only what this principal published.
     pub producer: Option<String>,
+    /// What follows these blocks on this node as well.
+    pub descendants: bool,
+    /// Only what was not used for longer than this.
+    pub unused_for: Option<Duration>,
+    /// Only the copies in this tier: a part with another copy stays.
+    pub tier: Option<Tier>,
     /// Count what would go, and keep it.
     pub dry_run: bool,
 }
@@ -37,6 +43,13 @@ pub struct Evicted {
     pub blocks: u64,
     /// Bytes of their parts.
     pub bytes: u64,
+}
+
+impl std::ops::AddAssign for Evicted {
+    fn add_assign(&mut self, other: Self) {
+        self.blocks += other.blocks;
+        self.bytes += other.bytes;
+    }
 }
 
 /// Obeys commands; implemented by the node.
@@ -52,7 +65,34 @@ impl TryFrom<EvictFilter> for Eviction {
     type Error = DecodeError;
 
     fn try_from(filter: EvictFilter) -> Result<Self, DecodeError> {
-        let EvictFilter { tenant, content, layout, keys, producer, dry_run } = filter;
+        let EvictFilter {
+            tenant,
+            content,
+            layout,
+            keys,
+            producer,
+            dry_run,
+            descendants,
+            unused_ms,
+            tier,
+        } = filter;
+        let tier = match tier.as_str() {
+            "" => None,
+            "dram" => Some(Tier::Dram),
+            "ssd" => Some(Tier::Ssd),
+            _ => {
+                return Err(DecodeError::Text {
+                    what: "tier of an eviction",
+                    rule: "must be dram or ssd",
+                });
+            }
+        };
+        if descendants && keys.is_empty() {
+            return Err(DecodeError::Text {
+                what: "descendants of an eviction",
+                rule: "must come with keys",
+            });
+        }
         within("keys of an eviction", keys.len(), KEYS_LIMIT)?;
         within("producer of an eviction", producer.len(), PRODUCER_LIMIT)?;
         let set = |bytes: &bytes::Bytes| (!bytes.is_empty()).then(|| bytes.clone());
@@ -62,6 +102,9 @@ impl TryFrom<EvictFilter> for Eviction {
             layout: set(&layout).map(|bytes| bytes.as_ref().try_into()).transpose()?,
             keys: keys.iter().map(|key| key.as_ref().try_into()).collect::<Result<_, _>>()?,
             producer: (!producer.is_empty()).then_some(producer),
+            descendants,
+            unused_for: (unused_ms > 0).then(|| Duration::from_millis(unused_ms)),
+            tier,
             dry_run,
         })
     }

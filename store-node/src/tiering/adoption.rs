@@ -22,7 +22,7 @@ pub(super) async fn run(
         let records = match records {
             Ok(records) => records,
             Err(error) => {
-                tracing::error!(%error, "adoption ended: the path has failed");
+                tracing::error!(%error, "adoption ended: the path is fenced");
                 break;
             }
         };
@@ -41,8 +41,12 @@ pub(super) async fn run(
     if total > 0 {
         tracing::info!(?counts, took = ?began.elapsed(), "segments adopted");
     }
+    if !adoption.path().is_healthy() {
+        let _ = tiering.give_up(adoption.path()); // What was taken in after it was fenced.
+    }
+    drop(adoption);
     tiering.adopting.send_modify(|paths| *paths -= 1);
-    tiering.paths.iter().for_each(|path| path.nudge());
+    tiering.members.iter().filter_map(|member| member.path()).for_each(|path| path.nudge());
 }
 
 /// Each producer once, however many parts it has published.

@@ -1,7 +1,7 @@
 //! Keeping a path ready: the next segment prepared, the oldest reclaimed in time, and everything
 //! withdrawn from a path that has failed.
 
-use super::Tiering;
+use super::{Member, Tiering};
 use crate::tiers::ssd::{FooterEntry, Segment, SsdCopy, SsdError, SsdPath};
 use std::sync::{Arc, atomic::Ordering};
 use tokio_util::sync::CancellationToken;
@@ -10,14 +10,15 @@ use tokio_util::sync::CancellationToken;
 const CARRIED_SHARE: u64 = 4;
 
 /// Runs until `stop`.
-pub(super) async fn run(tiering: Arc<Tiering>, path: Arc<SsdPath>, stop: CancellationToken) {
+pub(super) async fn run(tiering: Arc<Tiering>, member: Arc<Member>, stop: CancellationToken) {
     loop {
         let step = async {
+            let Some(path) = member.path() else { return member.changed().await };
             match tiering.keep(&path).await {
                 Ok(true) => {}
                 Ok(false) => path.changed().await,
                 Err(_) => {
-                    tiering.give_up(&path);
+                    let _ = tiering.give_up(&path);
                     path.changed().await;
                 }
             }
@@ -89,17 +90,19 @@ impl Tiering {
         Ok(())
     }
 
-    /// A path has failed: nothing of it is offered to anybody any more.
-    pub(super) fn give_up(&self, path: &Arc<SsdPath>) {
-        (self.on_failure)(&path.settings().name);
+    /// A path is fenced: nothing of it is offered to anybody any more. How many copies were withdrawn, and
+    /// whether that is remembered over a restart.
+    pub(super) fn give_up(&self, path: &Arc<SsdPath>) -> (u64, std::io::Result<()>) {
+        let remembered = self.note_failed(&path.settings().name);
         let withdrawn = self.withdraw_all(|copy| copy.segment().is_of(path));
         if withdrawn > 0 {
             let path = path.settings().name.display();
             tracing::warn!(%path, withdrawn, "parts withdrawn from a fenced path");
         }
+        (withdrawn, remembered)
     }
 
-    fn withdraw_all(&self, is_of: impl Fn(&SsdCopy) -> bool) -> u64 {
+    pub(super) fn withdraw_all(&self, is_of: impl Fn(&SsdCopy) -> bool) -> u64 {
         let withdrawn = self.catalog.withdraw_from_ssd(is_of);
         self.counters.withdrawn.fetch_add(withdrawn, Ordering::Relaxed);
         withdrawn

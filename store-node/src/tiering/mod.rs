@@ -14,16 +14,20 @@
 
 mod adoption;
 mod keeper;
+mod paths;
+mod scrub;
 mod writer;
+
+pub use paths::{Member, PathError, PathHost};
+pub use scrub::{ScrubCounts, ScrubError};
 
 use crate::{
     catalog::{Admit, Catalog, OnSsd, PartRead},
     tiers::ssd::{Adoption, AdoptionCounts, SsdCopy, SsdError, SsdPath},
 };
-use larder_proto::PartName;
+use larder_proto::{Generation, PartName};
 use std::{
     collections::HashMap,
-    path::Path,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -53,6 +57,8 @@ pub struct TieringSettings {
     pub promote: Promote,
     /// Bytes of parts that may wait to be written, at most. They stay in the arena meanwhile.
     pub queue_bytes: u64,
+    /// Bytes a second that the scrubber in the background reads of each path; 0: there is none.
+    pub scrub_rate: u64,
 }
 
 /// Counts since the start of the node.
@@ -70,21 +76,20 @@ pub struct TieringCounters {
 /// The ssd tier of a node.
 pub struct Tiering {
     catalog: Arc<Catalog>,
-    paths: Vec<Arc<SsdPath>>,
+    members: Vec<Arc<Member>>,
     settings: TieringSettings,
     writer: Writer,
     counters: TieringCounters,
     /// Paths whose adoption has not ended.
     adopting: watch::Sender<usize>,
-    /// Remembers a path that failed over restarts.
-    on_failure: Box<dyn Fn(&Path) + Send + Sync>,
+    host: Arc<dyn PathHost>,
     /// By path.
     adopted: parking_lot::Mutex<Vec<AdoptionCounts>>,
 }
 
 impl std::fmt::Debug for Tiering {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tiering").field("paths", &self.paths).finish_non_exhaustive()
+        f.debug_struct("Tiering").field("paths", &self.members).finish_non_exhaustive()
     }
 }
 
@@ -101,25 +106,25 @@ pub enum LoadError {
 
 impl Tiering {
     /// Joins a catalog and its paths. What is put and used from now on is offered; nothing is written
-    /// before [`Self::run`]. `on_failure` hears of a path that has failed, before anything is acknowledged
-    /// that the path could not note: it must be remembered that what it holds is given up.
+    /// before [`Self::run`]. `host` remembers a path that has failed, before anything is acknowledged that
+    /// the path could not note.
     pub fn new(
         catalog: Arc<Catalog>,
         paths: Vec<Arc<SsdPath>>,
         settings: TieringSettings,
-        on_failure: impl Fn(&Path) + Send + Sync + 'static,
+        host: Arc<dyn PathHost>,
     ) -> Arc<Self> {
         let writer = Writer::new(settings.queue_bytes, paths.len());
         let (adopting, _) = watch::channel(paths.len());
         let adopted = vec![AdoptionCounts::default(); paths.len()].into();
         let tiering = Arc::new(Self {
             catalog,
-            paths,
+            members: paths.into_iter().map(Member::new).collect(),
             settings,
             writer,
             counters: TieringCounters::default(),
             adopting,
-            on_failure: Box::new(on_failure),
+            host,
             adopted,
         });
         let to = Arc::downgrade(&tiering);
@@ -136,8 +141,11 @@ impl Tiering {
         for (path, adoption) in adoptions.into_iter().enumerate() {
             tasks.spawn(adoption::run(Arc::clone(&self), path, adoption, stop.clone()));
         }
-        for path in &self.paths {
-            tasks.spawn(keeper::run(Arc::clone(&self), Arc::clone(path), stop.clone()));
+        for member in &self.members {
+            tasks.spawn(keeper::run(Arc::clone(&self), Arc::clone(member), stop.clone()));
+            if self.settings.scrub_rate > 0 {
+                tasks.spawn(scrub::run(Arc::clone(&self), Arc::clone(member), stop.clone()));
+            }
         }
         tasks.spawn(writer::run(Arc::clone(&self), stop.clone()));
         while let Some(ended) = tasks.join_next().await {
@@ -145,11 +153,6 @@ impl Tiering {
                 tracing::error!(%error, "a task of the ssd tier panicked");
             }
         }
-    }
-
-    /// The paths.
-    pub fn paths(&self) -> &[Arc<SsdPath>] {
-        &self.paths
     }
 
     /// Counts since the start.
@@ -228,21 +231,40 @@ impl Tiering {
     /// Makes removals by command durable: none of these copies comes back. A path that fails meanwhile is
     /// fenced, and what it holds is never adopted again.
     pub async fn forget(&self, gone: Vec<OnSsd>) {
-        let mut of_path: HashMap<usize, Vec<_>> = HashMap::new();
+        let mut of_path: HashMap<usize, (Vec<_>, Vec<_>)> = HashMap::new();
         for OnSsd { generation, copy } in gone {
-            for (index, path) in self.paths.iter().enumerate() {
+            for (index, member) in self.members.iter().enumerate() {
+                let is_there =
+                    |copy: &SsdCopy| member.path().is_some_and(|path| copy.segment().is_of(&path));
                 // One that was being written may come to lie anywhere.
-                if copy.as_ref().is_none_or(|copy| copy.segment().is_of(path)) {
-                    of_path.entry(index).or_default().push(generation);
+                if copy.as_ref().is_none_or(is_there) {
+                    let (placed, unplaced): &mut (Vec<_>, Vec<_>) =
+                        of_path.entry(index).or_default();
+                    if copy.is_none() { unplaced } else { placed }.push(generation);
                 }
             }
         }
-        for (index, generations) in of_path {
-            let path = &self.paths[index];
-            if let Err(error) = path.remove(generations).await {
+        for (index, (placed, unplaced)) in of_path {
+            self.forget_on(&self.members[index], &placed, &unplaced).await;
+        }
+    }
+
+    /// `unplaced` may yet be written to this path, or to what takes its place.
+    async fn forget_on(&self, member: &Member, placed: &[Generation], unplaced: &[Generation]) {
+        loop {
+            // Kept to the end: while it is, nothing takes its place.
+            let Some(path) = member.path() else {
+                match member.missed(unplaced, true) {
+                    true => return,
+                    false => continue, // It was taken in meanwhile.
+                }
+            };
+            if let Err(error) = path.remove([placed, unplaced].concat()).await {
                 tracing::warn!(%error, "removals could not be noted on a path");
-                (self.on_failure)(&path.settings().name);
+                member.missed(unplaced, false);
+                let _ = self.note_failed(&path.settings().name); // Said in the log.
             }
+            return;
         }
     }
 }

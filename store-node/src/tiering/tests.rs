@@ -7,7 +7,10 @@ use crate::{
     inventory::{ChangeLog, Inventory, PartSets, command::Eviction},
     tiers::{
         dram::Arena,
-        ssd::{Durability, PathSettings, io::simulated::Simulated},
+        ssd::{
+            Durability, PathSettings,
+            io::{Folder, simulated::Simulated},
+        },
     },
 };
 use larder_client::memory::PAGE;
@@ -20,7 +23,7 @@ use larder_proto::{
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, io, path::Path, time::Duration};
 use tokio::{task::JoinSet, time::Instant};
 
 const PART: usize = 3 * PAGE + 17;
@@ -34,6 +37,32 @@ struct Life {
     /// Numbers of parts that only take room.
     others: AtomicU64,
     _writer: JoinSet<()>,
+}
+
+/// Disks by number, and the paths of which it is remembered that they failed.
+struct Host {
+    disks: Vec<Simulated>,
+    failures: Arc<parking_lot::Mutex<Vec<String>>>,
+}
+
+impl PathHost for Host {
+    fn open(&self, dir: &Path) -> io::Result<Arc<dyn Folder>> {
+        let named = |(n, _): &(usize, &Simulated)| Path::new(&format!("disk {n}")) == dir;
+        self.disks.iter().enumerate().find(named).unwrap().1.open_alone()
+    }
+
+    fn note_failed(&self, dir: &Path) -> io::Result<()> {
+        let (mut failures, dir) = (self.failures.lock(), dir.display().to_string());
+        if !failures.contains(&dir) {
+            failures.push(dir);
+        }
+        Ok(())
+    }
+
+    fn note_emptied(&self, dir: &Path) -> io::Result<()> {
+        self.failures.lock().retain(|failed| Path::new(failed) != dir);
+        Ok(())
+    }
 }
 
 struct Options {
@@ -64,6 +93,11 @@ impl Life {
         let watermarks = Watermarks { high: 1.0, low: 1.0 };
         let incarnation = Incarnation(options.life);
         let catalog = Catalog::new(incarnation, arena, Box::new(Lru::default()), watermarks, log);
+        let failures = Arc::new(parking_lot::Mutex::new(Vec::new()));
+        let host = Host {
+            disks: disks.iter().map(|disk| (*disk).clone()).collect(),
+            failures: Arc::clone(&failures),
+        };
         let (mut paths, mut adoptions) = (Vec::new(), Vec::new());
         for (n, disk) in disks.iter().enumerate() {
             let settings = PathSettings {
@@ -83,11 +117,9 @@ impl Life {
             admit: options.admit,
             promote: options.promote,
             queue_bytes: options.queue_bytes,
+            scrub_rate: 0,
         };
-        let failures = Arc::new(parking_lot::Mutex::new(Vec::new()));
-        let heard = Arc::clone(&failures);
-        let on_failure = move |path: &Path| heard.lock().push(path.display().to_string());
-        let tiering = Tiering::new(Arc::clone(&catalog), paths, settings, on_failure);
+        let tiering = Tiering::new(Arc::clone(&catalog), paths, settings, Arc::new(host));
         for (path, adoption) in adoptions.into_iter().enumerate() {
             adoption::run(Arc::clone(&tiering), path, adoption, CancellationToken::new()).await;
         }
@@ -101,13 +133,13 @@ impl Life {
 
     /// Does what the keepers have to do.
     async fn keep(&self) {
-        for path in self.tiering.paths() {
+        for path in self.paths() {
             loop {
-                match self.tiering.keep(path).await {
+                match self.tiering.keep(&path).await {
                     Ok(true) => {}
                     Ok(false) => break,
                     Err(_) => {
-                        self.tiering.give_up(path);
+                        let _ = self.tiering.give_up(&path);
                         break;
                     }
                 }
@@ -129,14 +161,15 @@ impl Life {
     }
 
     async fn changed(&self) {
-        let paths = self.tiering.paths().iter();
-        let mut changes: JoinSet<()> = paths
-            .map(|path| {
-                let path = Arc::clone(path);
-                async move { path.changed().await }
-            })
-            .collect();
+        let paths = self.paths().into_iter();
+        let mut changes: JoinSet<()> =
+            paths.map(|path| async move { path.changed().await }).collect();
         changes.join_next().await;
+    }
+
+    /// The paths that are in.
+    fn paths(&self) -> Vec<Arc<SsdPath>> {
+        self.tiering.members().iter().filter_map(|member| member.path()).collect()
     }
 
     fn put(&self, n: u64, parent: Option<u64>) -> bool {
@@ -240,6 +273,9 @@ fn all() -> Eviction {
         layout: None,
         keys: Vec::new(),
         producer: None,
+        descendants: false,
+        unused_for: None,
+        tier: None,
         dry_run: false,
     }
 }
@@ -247,6 +283,8 @@ fn all() -> Eviction {
 fn disk(seed: u64) -> Simulated {
     Simulated::new(seed, 64 << 20)
 }
+
+mod operation;
 
 #[tokio::test]
 async fn what_is_used_once_is_not_written_and_an_existence_check_is_no_use() {
@@ -377,7 +415,7 @@ async fn a_disk_that_stalls_holds_up_neither_puts_nor_evictions() {
     assert!(life.tiering.queued_bytes() <= 32 * PAGE as u64);
     assert!(life.counter(|c| &c.refused) > 400);
     life.settled().await; // Its deadline passes.
-    assert!(!life.tiering.paths()[0].is_healthy());
+    assert!(!life.paths()[0].is_healthy());
     life.keep().await;
     assert!(!life.failures.lock().is_empty(), "it is remembered");
 }
@@ -395,7 +433,7 @@ async fn of_two_disks_one_may_fail() {
         .filter(|n| {
             life.push_out(*n);
             match life.catalog.peek(&name(*n)).unwrap() {
-                Found::OnSsd(copy) => copy.segment().is_of(&life.tiering.paths()[1]),
+                Found::OnSsd(copy) => copy.segment().is_of(&life.paths()[1]),
                 Found::Here(_) => unreachable!("pushed out"),
             }
         })
@@ -446,6 +484,6 @@ async fn old_segments_make_room_without_leaving_holes_and_hot_parts_stay() {
     for n in &readable {
         assert!(life.get(*n).await, "{n} is listed and cannot be read");
     }
-    let carried = &life.tiering.paths()[0].counters().carried_records;
+    let carried = &life.tiering.members()[0].counters().carried_records;
     assert!(carried.load(Ordering::Relaxed) >= 3);
 }

@@ -111,7 +111,7 @@ pub(super) async fn run(tiering: Arc<Tiering>, stop: CancellationToken) {
 async fn write(tiering: Arc<Tiering>, offer: Offer, permit: OwnedSemaphorePermit) {
     let Offer { name, copy: dram, info } = offer;
     let generation = info.generation;
-    let mut tried = vec![false; tiering.paths.len()];
+    let mut tried = vec![false; tiering.members.len()];
     let written = loop {
         let Some((index, path)) = tiering.best_path(info.len, &tried) else { break None };
         tried[index] = true;
@@ -162,14 +162,14 @@ impl Load {
 impl Tiering {
     /// The healthy path, not tried yet, that would have it soonest.
     fn best_path(&self, len: u64, tried: &[bool]) -> Option<(usize, Arc<SsdPath>)> {
-        let healthy = self.paths.iter().enumerate();
-        let healthy = healthy.filter(|(index, path)| !tried[*index] && path.is_healthy());
-        let cost = |(index, path): &(usize, &Arc<SsdPath>)| {
+        let paths = self.members.iter().enumerate().filter(|(index, _)| !tried[*index]);
+        let paths = paths.filter_map(|(index, member)| Some((index, member.path()?)));
+        let healthy = paths.filter(|(_, path)| path.is_healthy());
+        let cost = |(index, path): &(usize, Arc<SsdPath>)| {
             let full = share(path.used_bytes(), path.settings().capacity);
             self.writer.loads[*index].seconds_for(len) * (1.0 + (FULL - 1.0) * full)
         };
-        let (index, path) = healthy.min_by(|a, b| cost(a).total_cmp(&cost(b)))?;
-        Some((index, Arc::clone(path)))
+        healthy.min_by(|a, b| cost(a).total_cmp(&cost(b)))
     }
 
     /// Makes a written copy part of the catalog.

@@ -90,7 +90,7 @@ async fn pins_show_who_reads_in_place() {
 }
 
 #[tokio::test]
-async fn evict_shows_what_would_go_asks_and_removes_only_what_was_meant() {
+async fn evict_shows_what_would_go_and_removes_only_what_was_meant_and_only_with_yes() {
     let mut cluster = Cluster::start(&["node-a", "node-b"]).await;
     let llama = model("llama", 1, 1, 1);
     let (ours, theirs) = ([1, 2, 3, 4, 5, 6, 7, 8], [9, 9, 9, 9]);
@@ -108,15 +108,16 @@ async fn evict_shows_what_would_go_asks_and_removes_only_what_was_meant() {
     assert_eq!(count(&["--tenant", "acme", "evict", "--all"]).await, 0, "another tenant's");
 
     let prompt = ["evict", "--model", "llama", "--tokens", &file];
-    for answer in ["n\n", ""] {
-        let run = cluster.ctl_with(&prompt, answer).await;
-        assert_eq!(run.code, 1, "{run:?}");
-        assert!(run.err.contains("Evict 2 blocks (2.0 KiB) from 1 node?"), "{run:?}");
-        assert!(run.err.contains("--yes"), "{run:?}");
-    }
+    let run = cluster.ctl_with(&prompt, "y\n").await;
+    assert_eq!((run.code, run.err.as_str()), (0, ""), "{run:?}");
+    assert!(run.out.contains("2 blocks would be evicted, 2.0 KiB"), "{run:?}");
+    assert!(run.out.contains("the same command with --yes"), "{run:?}");
+    assert_eq!(count(&["evict", "--all", "--node", "node-b"]).await, 1);
+    assert_eq!(count(&["evict", "--all", "--tier", "ssd"]).await, 0);
+    assert_eq!(count(&["evict", "--unused", "1h"]).await, 0);
     assert_eq!(count(&["evict", "--all"]).await, 3, "nothing went");
 
-    let run = cluster.ctl_with(&prompt, "y\n").await;
+    let run = cluster.ctl(&[&prompt[..], &["--yes"]].concat()).await;
     assert_eq!(run.code, 0, "{run:?}");
     assert!(run.out.contains("2 blocks evicted, 2.0 KiB"), "{run:?}");
     assert_eq!(count(&["evict", "--all"]).await, 1, "the other prompt stayed");
@@ -126,7 +127,8 @@ async fn evict_shows_what_would_go_asks_and_removes_only_what_was_meant() {
         (Some(1), Some(1000))
     );
     let run = cluster.ctl(&["evict", "--all"]).await;
-    assert!(run.code == 0 && run.out.contains("0 blocks evicted"), "no question: {run:?}");
+    assert!(run.code == 0 && run.out.contains("0 blocks would be evicted"), "{run:?}");
+    assert!(!run.out.contains("--yes"), "there is nothing to do: {run:?}");
     // Not only after the next heartbeat.
     let status = cluster.ctl(&["status", "-o", "json"]).await.json(0);
     assert_eq!(status["nodes"]["used_bytes"], 0, "{status}");

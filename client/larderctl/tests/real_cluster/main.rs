@@ -5,4 +5,5 @@ mod client;
 mod commands;
 mod explain;
 mod files;
+mod operation;
 mod support;

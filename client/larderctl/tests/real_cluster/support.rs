@@ -55,6 +55,25 @@ impl Run {
 impl Cluster {
     /// Starts a master that remembers nodes that are down, and nodes with these names.
     pub(crate) async fn start(names: &[&str]) -> Self {
+        Self::start_with(names, |_| Vec::new()).await
+    }
+
+    /// The same, whose nodes write all that is put to two ssd paths: the folders `NODE-ssd-0` and `-1`. Nothing
+    /// is scrubbed unasked.
+    pub(crate) async fn start_with_ssds(names: &[&str]) -> Self {
+        let path = |dir: PathBuf| format!("{{ dir = \"{}\", capacity = \"24MiB\" }}", text(&dir));
+        let args = |dirs: [PathBuf; 2]| {
+            vec![
+                format!("--ssd.path=[{}]", dirs.map(path).join(", ")),
+                "--ssd.segment=1MiB".to_owned(),
+                "--ssd.admit=all".to_owned(),
+                "--ssd.scrub_rate=0B".to_owned(),
+            ]
+        };
+        Self::start_with(names, args).await
+    }
+
+    async fn start_with(names: &[&str], more: impl Fn([PathBuf; 2]) -> Vec<String>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let args = [
             format!("--state_dir={}", dir.path().join("master").display()),
@@ -66,7 +85,8 @@ impl Cluster {
         let master = Daemon::start("larder-master", &args, &["control", "metrics"]).await.unwrap();
         let mut cluster = Self { dir, master, nodes: BTreeMap::new() };
         for name in names {
-            cluster.start_node(name).await;
+            let more = more([0, 1].map(|n| cluster.ssd(name, n)));
+            cluster.start_node(name, more).await;
         }
         let all = names.len() as u64;
         let synced = |run: &Run| {
@@ -77,8 +97,8 @@ impl Cluster {
         cluster
     }
 
-    async fn start_node(&mut self, name: &str) {
-        let args = [
+    async fn start_node(&mut self, name: &str, more: Vec<String>) {
+        let mut args = vec![
             format!("--name={name}"),
             format!("--state_dir={}", self.dir.path().join(name).display()),
             format!("--masters={}", self.master.address("control")),
@@ -89,9 +109,28 @@ impl Cluster {
             "--dram.capacity=64MiB".to_owned(),
             "--log.level=warn".to_owned(),
         ];
-        let node =
-            Daemon::start("larder-node", &args, &["data", "control", "local"]).await.unwrap();
+        args.extend(more);
+        let node = Daemon::start("larder-node", &args, &["data", "control", "local", "metrics"])
+            .await
+            .unwrap();
         self.nodes.insert((*name).to_owned(), node);
+    }
+
+    /// The folder of an ssd path of a node.
+    pub(crate) fn ssd(&self, name: &str, number: u32) -> PathBuf {
+        self.dir.path().join(format!("{name}-ssd-{number}"))
+    }
+
+    /// The metrics address of a node.
+    pub(crate) fn metrics(&self, name: &str) -> &str {
+        self.nodes[name].address("metrics")
+    }
+
+    /// Sends a signal to a node.
+    pub(crate) fn signal(&self, name: &str, signal: &str) {
+        let pid = self.nodes[name].pid().unwrap().to_string();
+        let kill = std::process::Command::new("kill").args(["-s", signal, &pid]).status();
+        assert!(kill.unwrap().success());
     }
 
     /// The socket of a node.

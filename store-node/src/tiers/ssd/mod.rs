@@ -4,7 +4,7 @@
 //! its open segment, seals it with a footer when it is full, and starts the next one in the slot of the
 //! oldest. `format` says how records lie on the disk, `segment` and `path` what happens while the node
 //! runs, `removals` keeps what was taken back for good, `recovery` finds everything again after a
-//! restart, and `io` moves the bytes.
+//! restart, `verify` looks for damage before anybody reads it, and `io` moves the bytes.
 //!
 //! As every tier it knows parts and places, and nothing of visibility: the catalog decides what is
 //! offered to it, and what of an old segment is carried on.
@@ -15,11 +15,13 @@ mod path;
 mod recovery;
 mod removals;
 mod segment;
+mod verify;
 
 pub use format::FooterEntry;
 pub use path::{Durability, Health, PathCounters, PathSettings, SsdPath, slots_of};
 pub use recovery::{Adoption, AdoptionCounts, OpenError};
 pub use segment::{Segment, SsdCopy};
+pub use verify::Pace;
 
 use larder_proto::checksum::Damaged;
 use std::sync::Arc;

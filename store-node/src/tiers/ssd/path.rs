@@ -74,6 +74,8 @@ pub struct PathCounters {
     pub sealed_segments: AtomicU64,
     pub reclaimed_segments: AtomicU64,
     pub carried_records: AtomicU64,
+    pub scrubbed_records: AtomicU64,
+    pub scrubbed_bytes: AtomicU64,
 }
 
 /// See the module.
@@ -87,7 +89,7 @@ pub struct SsdPath {
     pub(super) changed: Notify,
     /// A segment is ready, or none will be.
     ready: Notify,
-    counters: PathCounters,
+    pub(super) counters: Arc<PathCounters>,
 }
 
 /// The segments of a path.
@@ -164,6 +166,7 @@ impl SsdPath {
         settings: PathSettings,
         removals: RemovalLog,
         state: State,
+        counters: Arc<PathCounters>,
     ) -> Arc<Self> {
         Arc::new(Self {
             node,
@@ -173,8 +176,13 @@ impl SsdPath {
             removals,
             changed: Notify::new(),
             ready: Notify::new(),
-            counters: PathCounters::default(),
+            counters,
         })
+    }
+
+    /// Whose it is.
+    pub fn node(&self) -> NodeId {
+        self.node
     }
 
     /// How it is used.
@@ -182,8 +190,8 @@ impl SsdPath {
         &self.settings
     }
 
-    /// What it did since the start.
-    pub fn counters(&self) -> &PathCounters {
+    /// What it did since the start of the node, in all of its uses.
+    pub fn counters(&self) -> &Arc<PathCounters> {
         &self.counters
     }
 
@@ -434,6 +442,18 @@ impl SsdPath {
         !state.free.is_empty() || state.uses.iter().flatten().count() < limit
     }
 
+    /// Sealed segments.
+    pub fn sealed_count(&self) -> usize {
+        self.state.lock().sealed.len()
+    }
+
+    /// The oldest sealed segment that was begun after this number, and its own number.
+    pub fn sealed_after(&self, sequence: u64) -> Option<(u64, Arc<Segment>)> {
+        let state = self.state.lock();
+        let after = state.sealed.partition_point(|segment| segment.sequence <= sequence);
+        state.sealed.get(after).map(|segment| (segment.sequence, Arc::clone(segment)))
+    }
+
     /// The oldest sealed segment, for the caller to let go of what lies in it.
     pub fn oldest(&self) -> Option<Arc<Segment>> {
         let oldest = self.state.lock().sealed.pop_front();
@@ -539,6 +559,12 @@ impl SsdPath {
         self.in_time(self.removals.append(&self.folder, gone, newest, oldest)).await
     }
 
+    /// Removals that are remembered.
+    #[cfg(test)]
+    pub(crate) async fn removed_generations(&self) -> usize {
+        self.removals.live().await
+    }
+
     /// Segments whose footer is written.
     #[cfg(test)]
     pub(super) fn sealed_sequences(&self) -> Vec<u64> {
@@ -566,6 +592,17 @@ impl SsdPath {
         SsdError::Io(error)
     }
 
+    /// For what reads at its leisure.
+    ///
+    /// # Errors
+    /// The path is fenced.
+    pub fn must_take_part(&self) -> Result<(), SsdError> {
+        match self.health() {
+            Health::Healthy => Ok(()),
+            Health::Fenced(reason) => Err(SsdError::Fenced(reason)),
+        }
+    }
+
     fn fenced(&self) -> SsdError {
         match self.health() {
             Health::Fenced(reason) => SsdError::Fenced(reason),
@@ -581,15 +618,25 @@ fn prove(
     header: &[u8],
     payload: &[u8],
 ) -> Result<PartInfo, SsdError> {
+    let info = prove_header(name, copy, header)?;
+    info.sums.verify(0, payload)?;
+    Ok(info)
+}
+
+/// Whether the header of a record names the part that is asked for.
+pub(super) fn prove_header(
+    name: &PartName,
+    copy: &SsdCopy,
+    header: &[u8],
+) -> Result<PartInfo, SsdError> {
     let header = RecordHeader::decode(&copy.segment().nonce, header)?;
     let is_it = header.name == *name
         && header.info.generation == copy.generation()
         && header.info.len == copy.len();
-    if !is_it {
-        return Err(super::format::Unreadable::Stale.into());
+    match is_it {
+        true => Ok(header.info),
+        false => Err(super::format::Unreadable::Stale.into()),
     }
-    header.info.sums.verify(0, payload)?;
-    Ok(header.info)
 }
 
 fn late() -> io::Error {

@@ -9,7 +9,7 @@ use super::{
     SsdError,
     format::{FooterEntry, RecordHeader, SegmentHeader, Unreadable},
     io::{AlignedBuffer, Folder, PAGE, ReadBuffer},
-    path::{Health, PathSettings, SsdPath, State, slot_name, slot_of},
+    path::{Health, PathCounters, PathSettings, SsdPath, State, slot_name, slot_of},
     removals::{self, ReadFailed, Removed},
     segment::{Segment, SsdCopy},
 };
@@ -121,8 +121,25 @@ impl SsdPath {
         settings: PathSettings,
         keep: bool,
     ) -> Result<(Arc<Self>, Adoption), OpenError> {
-        let opened = tokio::task::spawn_blocking(move || open(node, folder, settings, keep));
-        opened.await.map_err(io::Error::other)?
+        let counters = Arc::default();
+        let open = move || open(node, folder, settings, keep, counters);
+        tokio::task::spawn_blocking(open).await.map_err(io::Error::other)?
+    }
+
+    /// Opens a folder for another use in the same life of the node: what it holds is given up for good, and
+    /// the counts go on.
+    ///
+    /// # Errors
+    /// The folder cannot be used. What it holds may be given up in part.
+    pub async fn open_empty(
+        node: NodeId,
+        folder: Arc<dyn Folder>,
+        settings: PathSettings,
+        counters: Arc<PathCounters>,
+    ) -> Result<Arc<Self>, OpenError> {
+        let open = move || open(node, folder, settings, false, counters);
+        let opened = tokio::task::spawn_blocking(open).await.map_err(io::Error::other)?;
+        opened.map(|(path, _)| path)
     }
 }
 
@@ -131,6 +148,7 @@ fn open(
     folder: Arc<dyn Folder>,
     settings: PathSettings,
     keep: bool,
+    counters: Arc<PathCounters>,
 ) -> Result<(Arc<SsdPath>, Adoption), OpenError> {
     let slots_limit = super::path::slots_of(&settings);
     if slots_limit < 4 {
@@ -148,7 +166,7 @@ fn open(
     for name in &slots.odd {
         folder.remove(name)?;
     }
-    begin(node, folder, settings, slots, removed, keep)
+    begin(node, folder, settings, slots, removed, keep, counters)
 }
 
 fn begin(
@@ -158,6 +176,7 @@ fn begin(
     slots: Slots,
     removed: Removed,
     keep: bool,
+    counters: Arc<PathCounters>,
 ) -> Result<(Arc<SsdPath>, Adoption), OpenError> {
     let Removed { log, generations, damaged } = removed;
     if damaged {
@@ -189,7 +208,7 @@ fn begin(
         uses,
         disk_full: false,
     };
-    let path = SsdPath::new(node, Arc::clone(&folder), settings, log, state);
+    let path = SsdPath::new(node, Arc::clone(&folder), settings, log, state, counters);
     let mut left = Vec::new();
     for (slot, header) in slots.found.into_iter().filter(|_| keep) {
         let file = folder.open(&slot_name(slot))?;
@@ -251,6 +270,11 @@ fn first_page(
 }
 
 impl Adoption {
+    /// The path that is adopted.
+    pub fn path(&self) -> &Arc<SsdPath> {
+        &self.path
+    }
+
     /// Segments that are not read yet.
     pub fn left(&self) -> usize {
         self.left.len()
@@ -268,6 +292,9 @@ impl Adoption {
     /// The disk failed, and the path is fenced.
     pub async fn next(&mut self) -> Option<Result<Vec<(FooterEntry, SsdCopy)>, SsdError>> {
         let segment = self.left.pop_front()?;
+        if let Err(fenced) = self.path.must_take_part() {
+            return Some(Err(fenced)); // By command: its disk may still answer.
+        }
         Some(self.adopt(segment).await)
     }
 

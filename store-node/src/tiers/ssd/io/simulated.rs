@@ -8,7 +8,7 @@ use rand_chacha::ChaCha8Rng;
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
-    sync::Arc,
+    sync::{Arc, Weak},
 };
 
 /// What a crash does to what was written and not synced.
@@ -34,8 +34,10 @@ struct Device {
     dead: bool,
     failing: bool,
     stalling: bool,
-    /// Requests that never end.
-    stalled: Vec<Completion<()>>,
+    /// Requests that do not end before [`Simulated::recover`], with what keeps the folder locked.
+    stalled: Vec<(Completion<()>, Arc<()>)>,
+    /// The lock of the folder: kept by whoever uses it, by its files and their requests.
+    lock: Weak<()>,
 }
 
 #[derive(Debug, Clone)]
@@ -57,12 +59,26 @@ impl Simulated {
             failing: false,
             stalling: false,
             stalled: Vec::new(),
+            lock: Weak::new(),
         };
         Self(Arc::new(Mutex::new(device)))
     }
 
     pub(crate) fn folder(&self) -> Arc<dyn Folder> {
-        Arc::new(self.clone())
+        let mut device = self.0.lock();
+        // Lives of a node that are dropped later than the next one begins share one lock.
+        let lock = device.lock.upgrade().unwrap_or_default();
+        device.lock = Arc::downgrade(&lock);
+        Arc::new(SimulatedFolder { device: self.clone(), lock })
+    }
+
+    /// Opens the folder as a disk does: not before its last use has ended.
+    pub(crate) fn open_alone(&self) -> io::Result<Arc<dyn Folder>> {
+        let in_use = self.0.lock().lock.upgrade().is_some();
+        match in_use {
+            true => Err(io::ErrorKind::ResourceBusy.into()),
+            false => Ok(self.folder()),
+        }
     }
 
     /// The node crashes in the midst of the request after `requests` more.
@@ -102,6 +118,16 @@ impl Simulated {
     /// From now on no request ends.
     pub(crate) fn stall(&self) {
         self.0.lock().stalling = true;
+    }
+
+    /// Requests end again; those that were stalled fail, late.
+    pub(crate) fn recover(&self) {
+        let stalled = {
+            let mut device = self.0.lock();
+            device.stalling = false;
+            std::mem::take(&mut device.stalled)
+        };
+        drop(stalled);
     }
 
     /// Flips one bit of a file.
@@ -149,19 +175,25 @@ impl Simulated {
     }
 }
 
-impl Folder for Simulated {
+#[derive(Debug)]
+struct SimulatedFolder {
+    device: Simulated,
+    lock: Arc<()>,
+}
+
+impl Folder for SimulatedFolder {
     fn list(&self) -> io::Result<Vec<(String, u64)>> {
-        self.io(false)?;
-        let device = self.0.lock();
+        self.device.io(false)?;
+        let device = self.device.0.lock();
         Ok(device.files.iter().map(|(name, c)| (name.clone(), c.now.len() as u64)).collect())
     }
 
     fn create(&self, name: &str, len: u64) -> io::Result<Arc<dyn File>> {
-        self.io(true)?;
-        if self.used() + len > self.0.lock().capacity {
+        self.device.io(true)?;
+        if self.device.used() + len > self.device.0.lock().capacity {
             return Err(io::Error::from_raw_os_error(libc::ENOSPC));
         }
-        let mut device = self.0.lock();
+        let mut device = self.device.0.lock();
         if device.files.contains_key(name) {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
@@ -175,31 +207,33 @@ impl Folder for Simulated {
     }
 
     fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
-        self.io(false)?;
-        let device = self.0.lock();
+        self.device.io(false)?;
+        let device = self.device.0.lock();
         let content = device.files.get(name).ok_or(io::ErrorKind::NotFound)?;
         let len = content.now.len() as u64;
-        Ok(Arc::new(SimulatedFile { device: self.clone(), name: name.to_owned(), len }))
+        let (device, lock) = (self.device.clone(), Arc::clone(&self.lock));
+        Ok(Arc::new(SimulatedFile { device, lock, name: name.to_owned(), len }))
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        self.io(true)?;
-        let gone = self.0.lock().files.remove(name);
+        self.device.io(true)?;
+        let gone = self.device.0.lock().files.remove(name);
         gone.map(|_| ()).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.io(true)
+        self.device.io(true)
     }
 
     fn physical_bytes(&self) -> io::Result<u64> {
-        Ok(self.used())
+        Ok(self.device.used())
     }
 }
 
 #[derive(Debug)]
 struct SimulatedFile {
     device: Simulated,
+    lock: Arc<()>,
     name: String,
     len: u64,
 }
@@ -211,7 +245,7 @@ impl SimulatedFile {
         if device.stalling {
             let (done, pending) = Pending::new();
             let (kept, _) = Pending::<()>::new();
-            device.stalled.push(kept);
+            device.stalled.push((kept, Arc::clone(&self.lock)));
             std::mem::forget(done); // As a device that never answers.
             return pending;
         }
