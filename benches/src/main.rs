@@ -17,6 +17,7 @@ mod error;
 mod figures;
 mod index;
 mod report;
+mod ssd;
 mod transfer;
 
 use clap::{Parser, Subcommand};
@@ -46,6 +47,8 @@ enum Question {
     Transfer(transfer::Args),
     /// How many keys does a master look up, at which cost in memory and CPU?
     Index(index::Args),
+    /// How much of the disk does the ssd tier reach, beside fio?
+    Ssd(ssd::Args),
     /// The serving end of the reference
     #[command(hide = true)]
     Reference(transfer::reference::server::Args),
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().question {
         Question::Transfer(args) => on_runtime(transfer::run(&args)),
         Question::Index(args) => on_runtime(index::run(&args)),
+        Question::Ssd(args) => on_runtime(ssd::run(&args)),
         Question::Reference(args) => transfer::reference::server::run(&args),
         Question::Tied { program, args } => Err(child::run_tied(&program, &args)),
     };
