@@ -40,9 +40,12 @@ pub(crate) struct Args {
     /// Bytes of a request, in KiB
     #[arg(long, value_name = "KIB", value_delimiter = ',', default_values_t = [1024, 4096], value_parser = clap::value_parser!(u32).range(4..=65_536))]
     size: Vec<u32>,
-    /// Requests in flight
+    /// Requests that the kernel has at a time
     #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [8, 32], value_parser = clap::value_parser!(u32).range(1..=256))]
     depth: Vec<u32>,
+    /// Requests that wait behind those, handed over before there is room [default: as many]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=256))]
+    ahead: Option<u32>,
     /// MiB of the file [default: 2048; with --quick 512]
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(64..=1_048_576))]
     file_mib: Option<u32>,
@@ -55,6 +58,9 @@ pub(crate) struct Args {
     /// What carries our requests out
     #[arg(long, value_name = "DRIVER", default_value = "auto")]
     driver: Driver,
+    /// Lock our memory once for all requests, not once a request
+    #[arg(long)]
+    register: bool,
 }
 
 /// What carries requests out.
@@ -84,6 +90,10 @@ The reference is fio: --ioengine=io_uring --direct=1, sequential, on the same fi
 `apt-get install fio`. The file is set aside and written once over before anything is measured, so writes
 overwrite: a file that was only set aside is slower to write, on both sides.
 
+fio hands a request over as soon as one has ended, in the thread that learns of it. Ours has others waiting,
+as the tier does: the driver takes the next one before the caller has heard of the last. --ahead 0 gives both
+sides the same number and shows what the ways between threads cost.
+
 Columns: ratios are ours / fio, the median of interleaved pairs with the middle half of them; the goal is on
 GB/s. cpu is CPU seconds for each GB (10^9 bytes), of this process, and of fio as it states them itself.
 A disk of a virtual machine may be a cache of its host: a longer file (--file-mib) shows that.
@@ -98,7 +108,7 @@ Examples:
 pub(crate) async fn run(args: &Args) -> Result<(), BenchError> {
     let plan = Plan::of(args);
     let fio = Fio::find().await?;
-    let disk = Disk::start(&args.dir, args.driver.choice(), &plan).await?;
+    let mut disk = Disk::start(&args.dir, args.driver.choice(), args.register, &plan).await?;
     let bar = report::progress(plan.cells().count());
     let mut cells_left = plan.cells().count();
     let mut rows = Vec::new();
@@ -111,6 +121,7 @@ pub(crate) async fn run(args: &Args) -> Result<(), BenchError> {
         }
         stamped &= cell.op == Op::Read;
         bar.set_message(cell.to_string());
+        disk.reopen(cell.depth).await?;
         rows.push(Row::new(cell, &measure(cell, &plan, cells_left, &disk, &fio).await?));
         cells_left -= 1;
         bar.inc(1);
@@ -139,9 +150,9 @@ async fn measure(
         let (ours, reference);
         if turn % 2 == 0 {
             ours = disk.leg(cell, length).await?;
-            reference = fio.leg(cell, length, disk.path(), plan.file_len).await?;
+            reference = fio.leg(cell, length, &disk.path(), plan.file_len).await?;
         } else {
-            reference = fio.leg(cell, length, disk.path(), plan.file_len).await?;
+            reference = fio.leg(cell, length, &disk.path(), plan.file_len).await?;
             ours = disk.leg(cell, length).await?;
         }
         if turn > 0 {
