@@ -9,6 +9,14 @@ pub(crate) enum BenchError {
     /// A program that the bench starts beside itself is not there.
     #[error("{0} is not built: cargo build --release --workspace")]
     NotBuilt(PathBuf),
+    /// A program that the bench measures beside is not on this machine.
+    #[error("{program} is not installed, and the bench measures beside it; try: {install}")]
+    NotInstalled {
+        /// Which.
+        program: &'static str,
+        /// How to get it.
+        install: &'static str,
+    },
     /// A child process did not come up, or ended.
     #[error("{what} {state}; the end of its log:\n{log}")]
     Child {

@@ -18,6 +18,7 @@ mod figures;
 mod index;
 mod replay;
 mod report;
+mod ssd;
 mod transfer;
 
 use clap::{Parser, Subcommand};
@@ -49,6 +50,8 @@ enum Question {
     Index(index::Args),
     /// How much of the prompts of a request trace does each eviction policy find again?
     Replay(replay::Args),
+    /// How much of the disk does the ssd tier reach, beside fio?
+    Ssd(ssd::Args),
     /// The serving end of the reference
     #[command(hide = true)]
     Reference(transfer::reference::server::Args),
@@ -66,6 +69,7 @@ fn main() -> ExitCode {
         Question::Transfer(args) => on_runtime(transfer::run(&args)),
         Question::Index(args) => on_runtime(index::run(&args)),
         Question::Replay(args) => replay::run(&args),
+        Question::Ssd(args) => on_runtime(ssd::run(&args)),
         Question::Reference(args) => transfer::reference::server::run(&args),
         Question::Tied { program, args } => Err(child::run_tied(&program, &args)),
     };

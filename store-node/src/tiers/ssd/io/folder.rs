@@ -1,7 +1,7 @@
 //! A folder on a disk.
 
 use super::{
-    File, Folder, PAGE, Pending,
+    Area, File, Folder, PAGE, Pending,
     counts::CountsSoFar,
     file::DiskFile,
     lock::{FolderLock, LOCK_FILE, NotLocked},
@@ -33,11 +33,14 @@ pub struct DiskOptions {
     pub driver: DriverChoice,
     /// Most requests of the folder that the kernel has at a time. Default: 64. Others wait.
     pub queue_depth: usize,
+    /// Memory that most requests will use. Default: none. It is locked once for all of them where that is
+    /// allowed.
+    pub memory: Vec<Area>,
 }
 
 impl Default for DiskOptions {
     fn default() -> Self {
-        Self { driver: DriverChoice::Auto, queue_depth: 64 }
+        Self { driver: DriverChoice::Auto, queue_depth: 64, memory: Vec::new() }
     }
 }
 

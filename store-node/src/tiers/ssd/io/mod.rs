@@ -5,6 +5,7 @@
 //! the bytes it names, or fails; there is no short success (F12). Offsets, lengths and addresses are
 //! multiples of [`PAGE`], as direct I/O wants them.
 
+mod area;
 mod buffer;
 mod counts;
 mod file;
@@ -20,6 +21,7 @@ mod tests;
 mod threads;
 mod uring;
 
+pub use area::Area;
 pub use buffer::{AlignedBuffer, ReadBuffer};
 pub use counts::CountsSoFar;
 pub use folder::{DiskFolder, DiskOptions, OpenError, Space};

@@ -56,13 +56,18 @@ pub struct DriverInUse {
     pub direct: bool,
     /// The better ways that were tried before, each with what it said.
     pub refused: Vec<String>,
+    /// Why the memory in [`DiskOptions::memory`] is not locked once for all requests, where it should be.
+    pub not_locked: Option<String>,
 }
 
 impl DriverInUse {
     /// Says it in the log.
     pub(super) fn say(&self, path: &Path) {
-        let Self { kind, direct, refused } = self;
+        let Self { kind, direct, refused, not_locked } = self;
         let path = path.display();
+        if let Some(why) = not_locked {
+            warn!(%path, why, "ssd folder without locked memory");
+        }
         if refused.is_empty() {
             info!(%path, driver = %kind, direct, "ssd folder opened");
             return;
@@ -120,9 +125,9 @@ pub(super) fn first_that_works(
     let mut refused = Vec::new();
     for way in ways {
         match start(folder, lock, options, *way) {
-            Ok(driver) => {
+            Ok((driver, not_locked)) => {
                 let Way { kind, direct, .. } = *way;
-                return Ok((driver, DriverInUse { kind, direct, refused }));
+                return Ok((driver, DriverInUse { kind, direct, refused, not_locked }));
             }
             Err(error) => refused.push(format!("{way}: {error}")),
         }
@@ -135,16 +140,20 @@ fn start(
     lock: &Arc<FolderLock>,
     options: &DiskOptions,
     way: Way,
-) -> io::Result<Arc<dyn Driver>> {
+) -> io::Result<(Arc<dyn Driver>, Option<String>)> {
     let file = OpenFile::new(open_in(folder, LOCK_FILE, way.direct, OFlags::empty())?, way.direct);
-    let driver: Arc<dyn Driver> = match way.kind {
-        DriverKind::IoUring => Arc::new(Uring::start(options.queue_depth, way.limit, lock)?),
-        DriverKind::Threads => Arc::new(Threads::start(options.queue_depth, way.limit, lock)?),
+    let depth = options.queue_depth;
+    let (driver, not_locked): (Arc<dyn Driver>, _) = match way.kind {
+        DriverKind::IoUring => {
+            let (ring, not_locked) = Uring::start(depth, way.limit, &options.memory, lock)?;
+            (Arc::new(ring), not_locked)
+        }
+        DriverKind::Threads => (Arc::new(Threads::start(depth, way.limit, lock)?), None),
     };
     match try_out(&*driver, &Arc::new(file)) {
         // Nothing was learned of the driver, and space may come back (F14).
-        Err(error) if is_full(&error) => Ok(driver),
-        tried => tried.map(|()| driver),
+        Err(error) if !is_full(&error) => Err(error),
+        _ => Ok((driver, not_locked)),
     }
 }
 

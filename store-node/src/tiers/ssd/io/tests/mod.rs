@@ -3,4 +3,5 @@
 pub(super) mod bed;
 mod contract;
 mod folder;
+mod forbidden;
 mod limits;

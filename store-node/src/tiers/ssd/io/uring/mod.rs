@@ -10,6 +10,7 @@
 //! and is lost, never freed, if the ring fails before (F15).
 
 mod files;
+mod memory;
 mod queue;
 mod ring;
 mod slots;
@@ -19,7 +20,7 @@ mod tests;
 pub(super) use files::Registration;
 
 use super::{
-    Pending,
+    Area, Pending,
     counts::CountsSoFar,
     lock::FolderLock,
     request::{Driver, Request},
@@ -34,15 +35,22 @@ pub(super) struct Uring {
 }
 
 impl Uring {
-    /// Sets a ring up on a thread of its own. The folder stays locked until the thread has ended.
-    pub(super) fn start(depth: usize, limit: usize, lock: &Arc<FolderLock>) -> io::Result<Self> {
+    /// Sets a ring up on a thread of its own. The folder stays locked until the thread has ended. Says why
+    /// `memory` is not registered, if so.
+    pub(super) fn start(
+        depth: usize,
+        limit: usize,
+        memory: &[Area],
+        lock: &Arc<FolderLock>,
+    ) -> io::Result<(Self, Option<String>)> {
         let shared = Arc::new(Shared::new()?);
         let (ready, started) = Pending::new();
         let (of_thread, lock) = (Arc::clone(&shared), Arc::clone(lock));
-        let run = move || ring::run(&of_thread, lock, depth, limit, ready);
+        let setup = ring::Setup { depth, limit, memory: memory.to_vec() };
+        let run = move || ring::run(&of_thread, lock, setup, ready);
         thread::Builder::new().name("larder-ssd-ring".to_owned()).spawn(run)?;
-        started.wait()?;
-        Ok(Self { shared })
+        let not_locked = started.wait()?;
+        Ok((Self { shared }, not_locked))
     }
 }
 

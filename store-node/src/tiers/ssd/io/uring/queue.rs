@@ -2,7 +2,6 @@
 
 use super::super::{
     counts::Counts,
-    driver_gone,
     request::{Ended, Request},
 };
 use parking_lot::Mutex;
@@ -10,7 +9,7 @@ use rustix::{
     event::{EventfdFlags, eventfd},
     fd::OwnedFd,
 };
-use std::{io, mem};
+use std::{io, mem, sync::Arc};
 
 /// What the thread is told.
 #[derive(Debug)]
@@ -41,8 +40,8 @@ struct Queue {
     stop: bool,
     /// The thread was woken and has not looked since: one system call wakes it for many commands.
     woken: bool,
-    /// The thread is gone.
-    closed: bool,
+    /// The thread is gone, and this is what requests are told.
+    closed: Option<Why>,
 }
 
 impl Shared {
@@ -60,9 +59,9 @@ impl Shared {
 
     pub(super) fn push(&self, command: Command) {
         let mut queue = self.queue.lock();
-        if queue.closed {
+        if let Some(why) = queue.closed.clone() {
             drop(queue);
-            refuse(command);
+            refuse(command, &why);
             return;
         }
         queue.commands.push(command);
@@ -96,19 +95,33 @@ impl Shared {
         queue.stop
     }
 
-    /// Takes no more commands, and refuses those that are there.
-    pub(super) fn close(&self) {
+    /// Takes no more commands, and refuses those that are there. The first reason stays.
+    pub(super) fn close(&self, why: Why) {
         let mut queue = self.queue.lock();
-        queue.closed = true;
+        let why = queue.closed.get_or_insert(why).clone();
         let left = mem::take(&mut queue.commands);
         drop(queue);
-        left.into_iter().for_each(refuse);
+        left.into_iter().for_each(|command| refuse(command, &why));
+    }
+}
+
+/// Why the ring carries out nothing more, told to each request.
+#[derive(Debug, Clone)]
+pub(super) struct Why(Arc<io::Error>);
+
+impl Why {
+    pub(super) fn new(error: io::Error) -> Self {
+        Self(Arc::new(error))
+    }
+
+    pub(super) fn error(&self) -> io::Error {
+        io::Error::new(self.0.kind(), Arc::clone(&self.0))
     }
 }
 
 /// A file's place is free anyway once the ring is gone.
-fn refuse(command: Command) {
+fn refuse(command: Command, why: &Why) {
     if let Command::Start(request) = command {
-        request.end(Err(driver_gone()));
+        request.end(Err(why.error()));
     }
 }

@@ -1,9 +1,10 @@
 //! The thread that owns the ring.
 
 use super::{
-    super::{Completion, lock::FolderLock, progress::Cause, request::Request},
+    super::{Area, Completion, driver_gone, lock::FolderLock, progress::Cause, request::Request},
     files::FileTable,
-    queue::{Command, Shared},
+    memory::Registered,
+    queue::{Command, Shared, Why},
     slots::{SlotNumber, Slots},
 };
 use io_uring::{EnterFlags, IoUring, opcode, squeue::Entry, types};
@@ -26,27 +27,42 @@ const MAX_REFUSALS: u32 = 5000;
 /// Between two of them.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
+/// What a ring is made with.
+#[derive(Debug)]
+pub(super) struct Setup {
+    /// Most requests in the kernel at a time.
+    pub(super) depth: usize,
+    /// Most bytes of an operation.
+    pub(super) limit: usize,
+    /// To be registered.
+    pub(super) memory: Vec<Area>,
+}
+
 /// Sets the ring up, says so, and serves it until no handle and no request is left.
 pub(super) fn run(
     shared: &Arc<Shared>,
     lock: Arc<FolderLock>,
-    depth: usize,
-    limit: usize,
-    ready: Completion<()>,
+    setup: Setup,
+    ready: Completion<Option<String>>,
 ) {
     // Made first, so that it is dropped last, also in a panic.
     let _end = End { shared, lock: Some(lock) };
-    let mut thread = match RingThread::set_up(shared, depth, limit) {
-        Ok(thread) => thread,
+    let mut thread = match RingThread::set_up(shared, setup) {
+        Ok((thread, not_locked)) => {
+            let _ = ready.send(Ok(not_locked));
+            thread
+        }
         Err(error) => {
             let _ = ready.send(Err(error)); // Whoever started it waits.
             return;
         }
     };
-    let _ = ready.send(Ok(()));
     if let Err(error) = thread.serve() {
-        // What the kernel has now is lost (see `Slots`); the rest is refused.
-        error!(%error, "the ring of an ssd folder failed; its requests fail and their memory is not freed");
+        // The memory of what the kernel has now is lost (see `Slots`); the rest is refused.
+        if thread.worked {
+            error!(%error, "the ring of an ssd folder failed, and all requests of the folder with it");
+        }
+        thread.give_up(&Why::new(error));
     }
 }
 
@@ -58,7 +74,7 @@ struct End<'a> {
 
 impl Drop for End<'_> {
     fn drop(&mut self) {
-        self.shared.close();
+        self.shared.close(Why::new(driver_gone()));
         self.lock = None; // Before the end is told.
         self.shared.ended.tell();
     }
@@ -66,12 +82,15 @@ impl Drop for End<'_> {
 
 struct RingThread {
     shared: Arc<Shared>,
+    /// Above the slots, so that it is dropped before the memory that they registered with it.
     ring: IoUring,
     slots: Slots,
     /// Requests for which there is no slot yet.
     waiting: VecDeque<Request>,
     files: FileTable,
     wake: Wake,
+    /// Whether an operation was ever completed. If none was, whoever tried the ring out says why.
+    worked: bool,
     /// Submissions in a row that the kernel refused.
     refusals: u32,
     commands: Vec<Command>,
@@ -79,24 +98,28 @@ struct RingThread {
 }
 
 impl RingThread {
-    fn set_up(shared: &Arc<Shared>, depth: usize, limit: usize) -> io::Result<Self> {
+    fn set_up(shared: &Arc<Shared>, setup: Setup) -> io::Result<(Self, Option<String>)> {
+        let Setup { depth, limit, memory } = setup;
         #[expect(clippy::cast_possible_truncation, reason = "at most 4096")]
         let depth = depth.clamp(1, MAX_DEPTH) as u32;
         // One entry more, for the eventfd: so a slot's operation always finds room.
         let ring = build(depth + 1)
             .map_err(|error| io::Error::new(error.kind(), format!("io_uring_setup: {error}")))?;
         let files = FileTable::of(&ring);
-        Ok(Self {
+        let (memory, not_locked) = Registered::with(&ring, memory);
+        let this = Self {
             shared: Arc::clone(shared),
             ring,
-            slots: Slots::new(depth, limit),
+            slots: Slots::new(depth, limit, memory),
             waiting: VecDeque::new(),
             files,
             wake: Wake::default(),
+            worked: false,
             refusals: 0,
             commands: Vec::new(),
             completions: Vec::new(),
-        })
+        };
+        Ok((this, not_locked))
     }
 
     fn serve(&mut self) -> io::Result<()> {
@@ -117,6 +140,14 @@ impl RingThread {
             }
             self.enter()?;
             self.complete()?;
+        }
+    }
+
+    fn give_up(&mut self, why: &Why) {
+        self.shared.close(why.clone());
+        self.slots.give_up(why);
+        for request in self.waiting.drain(..) {
+            request.end(Err(why.error()));
         }
     }
 
@@ -212,8 +243,10 @@ impl RingThread {
         for (user_data, result) in completions.drain(..) {
             if user_data == WAKE {
                 self.wake.completed(result)?;
-            } else if let Some(slot) = self.slots.completed(user_data, result, &self.shared.counts)
-            {
+                continue;
+            }
+            self.worked = true;
+            if let Some(slot) = self.slots.completed(user_data, result, &self.shared.counts) {
                 self.push_operation(slot)?;
             }
         }

@@ -1,10 +1,14 @@
 //! The requests that the kernel has, each in a slot with the memory that it uses.
 
-use super::super::{
-    counts::Counts,
-    driver_gone,
-    progress::Step,
-    request::{Request, Work},
+use super::{
+    super::{
+        counts::Counts,
+        driver_gone,
+        progress::Step,
+        request::{Request, Work},
+    },
+    memory::Registered,
+    queue::Why,
 };
 use io_uring::{opcode, squeue::Entry, types};
 use std::{io, mem, os::fd::AsRawFd};
@@ -52,12 +56,29 @@ pub(super) struct Slots {
     free: Vec<SlotNumber>,
     /// Most bytes of an operation.
     limit: usize,
+    memory: Registered,
+}
+
+/// Builds an entry on a file: by its place in the table, or by its descriptor.
+macro_rules! on {
+    ($place:expr, $file:expr, $fd:ident => $entry:expr) => {
+        match $place {
+            Some(place) => {
+                let $fd = types::Fixed(place);
+                $entry
+            }
+            None => {
+                let $fd = types::Fd($file.fd.as_raw_fd());
+                $entry
+            }
+        }
+    };
 }
 
 impl Slots {
-    pub(super) fn new(depth: u32, limit: usize) -> Self {
+    pub(super) fn new(depth: u32, limit: usize, memory: Registered) -> Self {
         let slots = (0..depth).map(|_| Slot::default()).collect();
-        Self { slots, free: (0..depth).rev().collect(), limit }
+        Self { slots, free: (0..depth).rev().collect(), limit, memory }
     }
 
     pub(super) fn has_room(&self) -> bool {
@@ -92,40 +113,43 @@ impl Slots {
         let request = slot.request.as_mut().expect("a request in the slot");
         let tag = Tag { slot: number, generation: slot.generation };
         slot.vector.clear();
-        let entry = match (&mut request.work, slot.place) {
-            (Work::Write { pieces, progress, .. }, place) => {
+        let (file, place) = (&request.file, slot.place);
+        let entry = match &mut request.work {
+            Work::Write { pieces, progress, .. } => {
                 slot.vector.extend(progress.pieces(limit).map(|(piece, bytes)| {
                     let bytes = &pieces[piece][bytes];
                     libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
                 }));
-                let (vector, len) = raw(&slot.vector);
-                let write = match place {
-                    Some(place) => opcode::Writev::new(types::Fixed(place), vector, len),
-                    None => {
-                        opcode::Writev::new(types::Fd(request.file.fd.as_raw_fd()), vector, len)
-                    }
-                };
-                write.offset(progress.offset()).build()
+                let at = progress.offset();
+                match self.memory.only(&slot.vector) {
+                    Some((base, len, index)) => on!(place, file, fd => {
+                        opcode::WriteFixed::new(fd, base, len, index).offset(at).build()
+                    }),
+                    None => on!(place, file, fd => {
+                        let (vector, len) = raw(&slot.vector);
+                        opcode::Writev::new(fd, vector, len).offset(at).build()
+                    }),
+                }
             }
-            (Work::Read { into, progress, .. }, place) => {
+            Work::Read { into, progress, .. } => {
                 slot.vector.extend(progress.pieces(limit).map(|(piece, bytes)| {
                     let bytes = &mut into[piece].bytes_mut()[bytes];
                     libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }
                 }));
-                let (vector, len) = raw(&slot.vector);
-                let read = match place {
-                    Some(place) => opcode::Readv::new(types::Fixed(place), vector, len),
-                    None => opcode::Readv::new(types::Fd(request.file.fd.as_raw_fd()), vector, len),
-                };
-                read.offset(progress.offset()).build()
+                let at = progress.offset();
+                match self.memory.only(&slot.vector) {
+                    Some((base, len, index)) => on!(place, file, fd => {
+                        opcode::ReadFixed::new(fd, base, len, index).offset(at).build()
+                    }),
+                    None => on!(place, file, fd => {
+                        let (vector, len) = raw(&slot.vector);
+                        opcode::Readv::new(fd, vector, len).offset(at).build()
+                    }),
+                }
             }
-            (Work::Sync { .. }, place) => {
-                let sync = match place {
-                    Some(place) => opcode::Fsync::new(types::Fixed(place)),
-                    None => opcode::Fsync::new(types::Fd(request.file.fd.as_raw_fd())),
-                };
-                sync.flags(types::FsyncFlags::DATASYNC).build()
-            }
+            Work::Sync { .. } => on!(place, file, fd => {
+                opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build()
+            }),
         };
         entry.user_data(tag.to_user_data())
     }
@@ -170,6 +194,20 @@ impl Slots {
         }
         None
     }
+
+    /// Ends all requests because the ring can no longer be used. The kernel may still use the memory of those
+    /// that it has.
+    pub(super) fn give_up(&mut self, why: &Why) {
+        for slot in &mut self.slots {
+            let Some(request) = slot.request.take() else { continue };
+            if slot.in_kernel {
+                mem::forget(mem::take(&mut slot.vector));
+                request.abandon(why.error());
+            } else {
+                request.end(Err(why.error()));
+            }
+        }
+    }
 }
 
 /// A vector as the kernel takes it.
@@ -180,14 +218,6 @@ fn raw(vector: &[libc::iovec]) -> (*const libc::iovec, u32) {
 
 impl Drop for Slots {
     fn drop(&mut self) {
-        for slot in &mut self.slots {
-            let Some(request) = slot.request.take() else { continue };
-            if slot.in_kernel {
-                mem::forget(mem::take(&mut slot.vector));
-                request.abandon(driver_gone());
-            } else {
-                request.end(Err(driver_gone()));
-            }
-        }
+        self.give_up(&Why::new(driver_gone())); // Some are left in a panic alone.
     }
 }

@@ -10,8 +10,9 @@ use super::{
         tests::bed::{Seen, buffers, pages, pattern},
     },
     Uring,
+    memory::Registered,
     queue::{Command, Shared},
-    ring,
+    ring::{self, Setup},
     slots::Slots,
 };
 use rustix::{
@@ -36,8 +37,8 @@ fn lock() -> Arc<FolderLock> {
 
 /// `None`, and said, where rings are forbidden.
 fn start(depth: usize) -> Option<Uring> {
-    match Uring::start(depth, MAX_OPERATION, &lock()) {
-        Ok(ring) => Some(ring),
+    match Uring::start(depth, MAX_OPERATION, &[], &lock()) {
+        Ok((ring, _)) => Some(ring),
         Err(error) => {
             println!("skipped: {error}");
             None
@@ -126,7 +127,8 @@ fn memory_that_the_kernel_has_is_never_freed_when_the_ring_fails() {
 
     let (request, third) = Request::read(&pipe, 0, vec![refused.buffer(PAGE)]);
     ring.submit(request);
-    assert!(third.wait().is_err(), "there is nobody left to read");
+    let error = third.wait().unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "as the submission failed: {error}");
     assert_eq!(refused.at_drop().len(), 1, "the kernel never had it");
     let freed = in_kernel.at_drop().len();
     assert!(freed <= 1, "at most the second, if it came when the ring had failed: {freed}");
@@ -184,7 +186,8 @@ fn one_system_call_hands_many_requests_over() {
     let pending: Vec<_> = (0..16).map(read).collect();
     shared.stop();
     let (ready, started) = Pending::new();
-    ring::run(&shared, lock(), 16, MAX_OPERATION, ready);
+    let setup = Setup { depth: 16, limit: MAX_OPERATION, memory: Vec::new() };
+    ring::run(&shared, lock(), setup, ready);
     started.wait().unwrap();
     for (page, pending) in pending.into_iter().enumerate() {
         let read = &mut pending.wait().unwrap()[0];
@@ -198,7 +201,7 @@ fn one_system_call_hands_many_requests_over() {
 fn a_completion_that_belongs_to_another_operation_ends_nothing() {
     let (file, counts) = (tempfile::tempfile().unwrap(), Counts::default());
     let file = Arc::new(OpenFile::new(file.into(), false));
-    let mut slots = Slots::new(1, PAGE);
+    let mut slots = Slots::new(1, PAGE, Registered::default());
     let bytes = AlignedBuffer::zeroed(2 * PAGE).freeze();
     let (request, pending) = Request::write(&file, 0, vec![bytes]);
     let number = slots.put(request, None);
@@ -222,7 +225,7 @@ fn a_completion_that_belongs_to_another_operation_ends_nothing() {
 fn an_error_of_the_kernel_is_the_requests_error() {
     let (file, counts) = (tempfile::tempfile().unwrap(), Counts::default());
     let file = Arc::new(OpenFile::new(file.into(), false));
-    let mut slots = Slots::new(1, PAGE);
+    let mut slots = Slots::new(1, PAGE, Registered::default());
     let (done, pending) = Pending::new();
     let number = slots.put(Request { file, work: Work::Sync { done } }, None);
     let sync = slots.operation(number).get_user_data();
