@@ -4,10 +4,13 @@ use crate::{
     catalog::{Admit, Watermarks},
     eviction::PolicyName,
     tiering::{Promote, TieringSettings},
-    tiers::ssd::{
-        Durability, PathSettings,
-        io::{DiskOptions, DriverChoice},
-        slots_of,
+    tiers::{
+        dram::Arena,
+        ssd::{
+            Durability, PathSettings,
+            io::{Area, DiskOptions, DriverChoice},
+            slots_of,
+        },
     },
     transfer::Limits,
 };
@@ -16,7 +19,7 @@ use larder_daemon::{
     config::{ByteSize, DaemonConfig, DaemonKind, HumanDuration, ProcessSettings, Rules},
     log::LogConfig,
 };
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
 larder_daemon::settings! {
     /// The configuration of a store node.
@@ -261,8 +264,8 @@ impl SsdConfig {
         }
     }
 
-    /// How a disk is read and written.
-    pub fn disk_options(&self) -> DiskOptions {
+    /// How a disk is read and written, by requests that mostly use `arena`.
+    pub fn disk_options(&self, arena: &Arc<Arena>) -> DiskOptions {
         DiskOptions {
             driver: match self.driver {
                 DiskDriver::Auto => DriverChoice::Auto,
@@ -270,6 +273,7 @@ impl SsdConfig {
                 DiskDriver::Threads => DriverChoice::Threads,
             },
             queue_depth: self.queue_depth as usize,
+            memory: vec![Area::of(arena)],
         }
     }
 

@@ -140,6 +140,7 @@ pub async fn run(config: NodeConfig, context: Context) -> Result<(), TaskError> 
         socket: socket.display().to_string(),
         dram_holds_bytes: config.dram.holds_bytes(catalog.arena().capacity_bytes()),
         started: Instant::now(),
+        scrubs: Mutex::default(),
     };
     let serving = tonic::transport::Server::builder()
         .add_service(NodeServer::new(service))
@@ -182,7 +183,7 @@ async fn open_ssds(
     for one in &config.ssd.path {
         let dir = one.dir.clone();
         context.health.starting(format!("opening {}", dir.display()));
-        let options = config.ssd.disk_options();
+        let options = config.ssd.disk_options(catalog.arena());
         let open = move || DiskFolder::open(&dir, &options);
         let folder = tokio::task::spawn_blocking(open).await??;
         let keep = !failed.contains(&one.dir);
@@ -200,7 +201,7 @@ async fn open_ssds(
     }
     let host = SsdHost {
         state: Arc::clone(state),
-        options: config.ssd.disk_options(),
+        options: config.ssd.disk_options(catalog.arena()),
         noting: Mutex::default(),
     };
     let settings = config.ssd.tiering();

@@ -22,6 +22,7 @@ use std::{
 };
 use tokio::{
     sync::mpsc,
+    task::JoinSet,
     time::{Instant, interval},
 };
 use tokio_stream::wrappers::ReceiverStream;
@@ -48,6 +49,8 @@ pub struct NodeService {
     pub dram_holds_bytes: u64,
     /// When the node started.
     pub started: Instant,
+    /// Scrubs on demand; they end with the service.
+    pub scrubs: Mutex<JoinSet<()>>,
 }
 
 #[tonic::async_trait]
@@ -127,7 +130,9 @@ impl node_server::Node for NodeService {
         };
         let rate = (bytes_per_second > 0).then_some(bytes_per_second);
         let (progress, answers) = mpsc::channel(4);
-        tokio::spawn(async move {
+        let mut scrubs = self.scrubs.lock();
+        while scrubs.try_join_next().is_some() {}
+        scrubs.spawn(async move {
             let gone = progress.clone();
             let work = async {
                 for member in members {

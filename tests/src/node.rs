@@ -171,7 +171,7 @@ pub async fn evict(
         dry_run,
         ..EvictFilter::default()
     };
-    let request = EvictRequest { filter: Some(filter) };
+    let request = EvictRequest { filter: Some(filter), ..EvictRequest::default() };
     let reply = by.masters().ask_within(LONG, |mut master| {
         let request = request.clone();
         async move { master.evict(request).await }

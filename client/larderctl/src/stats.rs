@@ -273,7 +273,7 @@ fn paths(stats: &Stats) -> Option<Section> {
             );
         }
     }
-    any.then(|| Section::Table(table))
+    any.then_some(Section::Table(table))
 }
 
 /// One row for each counter of each process. Counters that are zero are left out: JSON has them all.

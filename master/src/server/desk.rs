@@ -22,7 +22,7 @@ pub(super) enum Order {
     /// End: another session speaks for the node.
     Close,
     /// Send this command.
-    Command(control::Command),
+    Command(Box<control::Command>),
 }
 
 /// Why a command has no result.
@@ -100,7 +100,7 @@ impl Desk {
         let waiting = Waiting { desk: self, id };
         let cluster = bytes::Bytes::copy_from_slice(term.cluster.as_bytes());
         let command = control::Command { id, cluster, term: term.number, command: Some(command) };
-        mailbox.try_send(Order::Command(command)).map_err(|error| match error {
+        mailbox.try_send(Order::Command(Box::new(command))).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => CommandError::Busy,
             mpsc::error::TrySendError::Closed(_) => CommandError::NoSession,
         })?;

@@ -86,7 +86,7 @@ impl Driver {
         match event {
             Event::Stop => self.end = Some(Some(Status::unavailable("the master stops"))),
             Event::Order(Some(Order::Command(command))) => {
-                let message = Some(master_message::Message::Command(command));
+                let message = Some(master_message::Message::Command(*command));
                 self.replies.push_back(MasterMessage { message });
             }
             Event::Order(Some(Order::Close) | None) => {

@@ -123,8 +123,12 @@ impl Catalog {
                 removal.bytes += stored.len;
                 removal.blocks = 1;
                 let dram_bytes = stored.dram_bytes();
+                self.tally.gone(stored);
                 on_ssd.extend(drop_from(tier, stored));
                 let is_gone = stored.tiers().is_empty();
+                if !is_gone {
+                    self.tally.came(stored);
+                }
                 if tier == Tier::Dram
                     && let Some(unit) = &block.unit
                 {
@@ -132,7 +136,6 @@ impl Catalog {
                 }
                 if is_gone {
                     block.take_stored(part);
-                    self.parts.fetch_sub(1, Ordering::Relaxed);
                 }
             }
             (removal, self.settle(&mut shard, id, Loss::Removed))

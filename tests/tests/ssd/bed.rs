@@ -14,39 +14,39 @@ use std::{
 };
 
 /// The longest block.
-pub const LONGEST: usize = 200_000;
+pub(crate) const LONGEST: usize = 200_000;
 
 /// How long the block of a key is: from one byte to [`LONGEST`].
-pub fn len_of(key: &BlockKey) -> usize {
+pub(crate) fn len_of(key: &BlockKey) -> usize {
     let bytes = key.as_bytes();
     1 + u32::from_le_bytes(bytes[..4].try_into().unwrap()) as usize % LONGEST
 }
 
 /// Whether the block is stored now, and was not before.
-pub async fn put(to: &Connection, key: BlockKey) -> bool {
+pub(crate) async fn put(to: &Connection, key: BlockKey) -> bool {
     let put = node::put(to, key, len_of(&key)).await.unwrap();
     matches!(put, PutOutcome::Stored(_))
 }
 
 /// Whether the block is here. If it is, it is exact.
-pub async fn is_exact(at: &Connection, key: BlockKey) -> bool {
+pub(crate) async fn is_exact(at: &Connection, key: BlockKey) -> bool {
     exact(&key, node::get(at, key).await.unwrap())
 }
 
 /// Whether it is not a miss. If it is not, it is exact.
-pub fn exact(key: &BlockKey, got: Option<Vec<u8>>) -> bool {
+pub(crate) fn exact(key: &BlockKey, got: Option<Vec<u8>>) -> bool {
     let Some(bytes) = got else { return false };
     assert!(bytes == blocks::bytes(key, len_of(key)), "wrong bytes of block {key}");
     true
 }
 
 /// Keys of blocks.
-pub fn keys(numbers: std::ops::Range<u64>) -> Vec<BlockKey> {
+pub(crate) fn keys(numbers: std::ops::Range<u64>) -> Vec<BlockKey> {
     numbers.map(blocks::key).collect()
 }
 
 /// The segment files of a folder.
-pub fn segments(dir: &Path) -> Vec<PathBuf> {
+pub(crate) fn segments(dir: &Path) -> Vec<PathBuf> {
     let files = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     let is_segment = |path: &PathBuf| {
         path.file_name().unwrap().to_str().is_some_and(|name| name.starts_with("segment-"))
@@ -57,13 +57,13 @@ pub fn segments(dir: &Path) -> Vec<PathBuf> {
 }
 
 /// Bytes that a folder and its files take on the device.
-pub fn physical_bytes(dir: &Path) -> u64 {
+pub(crate) fn physical_bytes(dir: &Path) -> u64 {
     let files = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().metadata().unwrap());
     (files.map(|file| file.blocks()).sum::<u64>() + fs::metadata(dir).unwrap().blocks()) * 512
 }
 
 /// A segment file as it lies on the disk.
-pub struct OnDisk {
+pub(crate) struct OnDisk {
     pub file: PathBuf,
     /// Whole records, in order.
     pub records: Vec<Record>,
@@ -72,7 +72,7 @@ pub struct OnDisk {
 }
 
 /// A record as it lies on the disk.
-pub struct Record {
+pub(crate) struct Record {
     pub key: BlockKey,
     /// Where its header begins, and how many bytes of it mean something.
     pub header: (u64, u64),
@@ -80,7 +80,7 @@ pub struct Record {
 }
 
 /// All segments that are in use.
-pub fn on_disk(dir: &Path) -> Vec<OnDisk> {
+pub(crate) fn on_disk(dir: &Path) -> Vec<OnDisk> {
     segments(dir).iter().filter_map(|file| read_segment(file)).collect()
 }
 
@@ -114,7 +114,7 @@ fn read_segment(path: &Path) -> Option<OnDisk> {
 }
 
 /// Flips one bit of a file: the `bit`th after `from`.
-pub fn flip(file: &Path, from: u64, bit: u64) {
+pub(crate) fn flip(file: &Path, from: u64, bit: u64) {
     let file = fs::OpenOptions::new().read(true).write(true).open(file).unwrap();
     let mut byte = [0];
     file.read_exact_at(&mut byte, from + bit / 8).unwrap();
