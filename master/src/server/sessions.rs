@@ -54,6 +54,7 @@ struct Driver {
     end: Option<Option<Status>>,
 }
 
+#[expect(clippy::large_enum_variant, reason = "made and taken apart at once, never kept")]
 enum Event {
     Message(Result<Option<NodeMessage>, Status>),
     Order(Option<Order>),
