@@ -67,6 +67,16 @@ pub async fn run(config: NodeConfig, context: Context) -> Result<(), TaskError> 
     let policy = config.dram.policy.build();
     let catalog = Catalog::new(incarnation, arena, policy, config.watermarks(), Arc::clone(&log));
 
+    // Before anybody is told where to connect: a folder that cannot be used ends the start.
+    let state = Arc::new(state);
+    let (tiering, adoptions) = match config.ssd.path.as_slice() {
+        [] => (None, Vec::new()),
+        _ => {
+            let (tiering, adoptions) = open_ssds(&config, id, &catalog, &state, &context).await?;
+            (Some(tiering), adoptions)
+        }
+    };
+
     let (data, data_bound) = config.data.listen.bind("data").await?;
     let (control, control_bound) = config.control.listen.bind("control").await?;
     let socket = &config.local.socket;
@@ -89,14 +99,6 @@ pub async fn run(config: NodeConfig, context: Context) -> Result<(), TaskError> 
         control_address: control_address.to_string(),
         capacity_bytes: catalog.arena().capacity_bytes(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-    };
-    let state = Arc::new(state);
-    let (tiering, adoptions) = match config.ssd.path.as_slice() {
-        [] => (None, Vec::new()),
-        _ => {
-            let (tiering, adoptions) = open_ssds(&config, id, &catalog, &state, &context).await?;
-            (Some(tiering), adoptions)
-        }
     };
     let node = Node::new(
         id,

@@ -222,11 +222,18 @@ pub async fn lookup(at: &Connection, keys: Vec<BlockKey>) -> Result<Vec<TierSet>
     at.lookup(&Lookup { layout: blocks::model().layout, part: PartNumber(0), keys }).await
 }
 
-/// Ends when all of these lie on an ssd.
+/// Ends when all of these lie on an ssd. A block that was not written when it was stored, because the
+/// disk could not keep up, is offered again when it is used: so those are read.
 pub async fn on_ssd(at: &Connection, keys: &[BlockKey]) {
     until("the blocks are written to an ssd", async || {
         let tiers = lookup(at, keys.to_vec()).await.unwrap();
-        tiers.iter().all(|tiers| tiers.has(Tier::Ssd))
+        let missing = keys.iter().zip(tiers).filter(|(_, tiers)| !tiers.has(Tier::Ssd));
+        let mut all = true;
+        for (key, _) in missing {
+            all = false;
+            get(at, *key).await.unwrap();
+        }
+        all
     })
     .await;
 }

@@ -126,6 +126,9 @@ async fn remove(load: Arc<Load>, master: ClusterClient) {
             }
             chosen
         };
+        if chosen.is_empty() {
+            continue; // A removal that names no block is one of all.
+        }
         let keys: Vec<_> = chosen.iter().copied().map(blocks::key).collect();
         match evict(&master, &keys, false).await.as_deref() {
             Ok([one]) if one.error.is_empty() => load.known.lock().removed.extend(chosen),

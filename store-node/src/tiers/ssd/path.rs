@@ -210,11 +210,18 @@ impl SsdPath {
         slots_of(&self.settings)
     }
 
-    /// Bytes of segments that hold records, and of the open ones' filled part.
+    /// Bytes of segments that hold records, and of the open one's filled part: of those that are not
+    /// sealed or adopted yet, too, and of those that readers still hold. Nothing of a fenced path.
     pub fn used_bytes(&self) -> u64 {
         let state = self.state.lock();
+        if state.health != Health::Healthy {
+            return 0;
+        }
+        let is_made = |sequence: &&u64| **sequence != u64::MAX;
+        let files = state.uses.iter().flatten().filter(is_made).count();
+        let in_part = state.free.len() + state.prepared.iter().chain(&state.open).count();
         let open = state.open.iter().map(|open| open.used_pages() * PAGE as u64).sum::<u64>();
-        state.sealed.len() as u64 * self.settings.segment_bytes + open
+        files.saturating_sub(in_part) as u64 * self.settings.segment_bytes + open
     }
 
     /// Takes the path out: nothing is read from or written to it from now on. Whether it took part until
