@@ -3,11 +3,18 @@
 
 use super::{Member, Tiering};
 use crate::tiers::ssd::{FooterEntry, Segment, SsdCopy, SsdError, SsdPath};
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 /// A reclaimed segment may carry on this share of its bytes, at most: room is made for sure.
 const CARRIED_SHARE: u64 = 4;
+
+/// How long a path that cannot be made ready is left alone.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// Runs until `stop`.
 pub(super) async fn run(tiering: Arc<Tiering>, member: Arc<Member>, stop: CancellationToken) {
@@ -16,7 +23,8 @@ pub(super) async fn run(tiering: Arc<Tiering>, member: Arc<Member>, stop: Cancel
             let Some(path) = member.path() else { return member.changed().await };
             match tiering.keep(&path).await {
                 Ok(true) => {}
-                Ok(false) => path.changed().await,
+                // A disk that was full may have room again, and tells nobody.
+                Ok(false) => _ = timeout(AGAIN, path.changed()).await,
                 Err(_) => {
                     let _ = tiering.give_up(&path);
                     path.changed().await;

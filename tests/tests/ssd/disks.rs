@@ -77,10 +77,11 @@ fn a_disk_without_any_room_is_waited_for_while_dram_serves() {
         let node = Node::start(dir.path(), "a", None, &flags).await;
         let (at, all) = (node.tcp().await, keys(0..60));
         put_all(&at, &all[..30]).await;
-        until("what cannot be written is counted", async || {
-            node.ssd().await.paths[0].counters["refused"] >= 30
+        until("the full disk is noticed", async || {
+            node.daemon.logged().iter().any(|line| line.contains("is full"))
         })
         .await;
+        assert_eq!(count_exact(&at, &all[..30]).await, 30, "dram serves");
         let ssd = node.ssd().await;
         assert_eq!((ssd.parts, ssd.used_bytes), (0, 0));
         assert!(ssd.paths[0].healthy, "{:?}", ssd.paths[0]);

@@ -156,7 +156,8 @@ async fn a_fence_withdraws_is_remembered_and_readmission_begins_empty() {
     let error = life.tiering.fence(Path::new("disk 9"), "x").unwrap_err().to_string();
     assert_eq!(error, "disk 9 is no ssd path of this node; its paths: disk 0");
 
-    assert_eq!(life.tiering.fence(dir, "smells").unwrap(), numbers.len() as u64);
+    let held = numbers.len() as u64 + life.others_on_ssd();
+    assert_eq!(life.tiering.fence(dir, "smells").unwrap(), held);
     assert_eq!(life.tiering.fence(dir, "again").unwrap(), 0);
     assert_eq!(life.health(), Health::Fenced("smells".into()), "the first reason stays");
     assert_eq!(*life.failures.lock(), [DISK]);
