@@ -6,11 +6,12 @@ use larder_proto::{BlockKey, PartNumber, Tier, frame::Class};
 use larder_tests::{
     blocks,
     node::{self, LONG, Node, adopted, client, evict, lookup, master, ssds, tier, until},
+    process::Daemon,
     sim::dice::Dice,
 };
 use std::{path::Path, sync::Arc, time::Duration};
 
-const CAPACITY: u64 = 48 << 20;
+const CAPACITY: u64 = 24 << 20;
 const BLOCKS: u64 = 600;
 const CLIENTS: u64 = 4;
 const OPERATIONS: u64 = 700;
@@ -88,15 +89,21 @@ async fn adds_up(node: &Node, ssd: &Path, all: &[BlockKey]) {
     assert!(told.used_bytes <= physical && physical <= CAPACITY, "{told:?}, {physical} bytes");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_a_mixed_life_memory_files_and_index_hold_what_is_told_and_nothing_else() {
-    let seed = 21;
+/// A mixed life, at the end of which everything adds up, and is removed by command.
+struct Lived {
+    dir: tempfile::TempDir,
+    master: Daemon,
+    flags: Vec<String>,
+    node: Node,
+}
+
+async fn live(seed: u64) -> Lived {
     println!("seed {seed}, blocks of up to {LONGEST} bytes");
     let dir = tempfile::tempdir().unwrap();
     let daemon = master(dir.path()).await;
     let master = Arc::new(client(&daemon));
     let ssd = dir.path().join("ssd");
-    let mut flags = ssds(&[(&ssd, "48MiB")], "2MiB");
+    let mut flags = ssds(&[(&ssd, "24MiB")], "2MiB");
     flags.push("--dram.capacity=24MiB".to_owned());
     let node = Arc::new(Node::start(dir.path(), "a", Some(&daemon), &flags).await);
     adopted(&master).await;
@@ -114,7 +121,6 @@ async fn after_a_mixed_life_memory_files_and_index_hold_what_is_told_and_nothing
     assert!(counters["written"] > 100 && counters["read"] > 0, "{counters:?}");
     assert!(counters["reclaimed_segment"] > 0 && counters["damaged"] == 0, "{counters:?}");
 
-    // Everything is removed by command: nothing is left, and nothing comes back.
     evict(&master, &[], false).await.unwrap();
     until("nothing is left", async || {
         let status = node.status().await;
@@ -122,12 +128,27 @@ async fn after_a_mixed_life_memory_files_and_index_hold_what_is_told_and_nothing
         (dram.parts, dram.used_bytes, ssd.parts, ssd.evictable_bytes) == (0, 0, 0, 0)
     })
     .await;
-    Arc::into_inner(node).unwrap().daemon.kill().await.unwrap();
-    let node = Node::start(dir.path(), "a", Some(&daemon), &flags).await;
-    adopted(&master).await;
-    assert_eq!(node.ssd().await.parts, 0);
-    let at = node.tcp().await;
-    for key in all {
-        assert!(!is_exact(&at, key).await, "{key} came back");
+    drop(master);
+    Lived { dir, master: daemon, flags, node: Arc::into_inner(node).unwrap() }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_mixed_life_memory_files_and_index_hold_what_is_told_and_nothing_else() {
+    live(21).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "fails: a reclaimed segment whose file is not written anew yet is adopted again"]
+async fn nothing_that_was_removed_by_command_comes_back_from_a_reclaimed_segment() {
+    for seed in 30..36 {
+        let Lived { dir, master, flags, node } = live(seed).await;
+        node.daemon.kill().await.unwrap();
+        let node = Node::start(dir.path(), "a", Some(&master), &flags).await;
+        adopted(&client(&master)).await;
+        assert_eq!(node.ssd().await.parts, 0, "came back");
+        let at = node.tcp().await;
+        for key in keys(0..BLOCKS) {
+            assert!(!is_exact(&at, key).await, "{key} came back");
+        }
     }
 }
