@@ -146,7 +146,7 @@ impl Disk {
         match cell.op {
             Op::Write => {
                 let mut memory = Vec::new();
-                for _ in 0..cell.depth + cell.ahead {
+                for _ in 0..cell.depth {
                     memory.push(self.block_to_write(cell.len)?);
                 }
                 let write = async |offset, block: Bytes| {
@@ -157,7 +157,7 @@ impl Disk {
             }
             Op::Read => {
                 let mut memory: Vec<Vec<Box<dyn ReadBuffer>>> = Vec::new();
-                for _ in 0..cell.depth + cell.ahead {
+                for _ in 0..cell.depth {
                     let extent = self.arena.allocate(cell.len).ok_or_else(no_room)?;
                     memory.push(vec![Box::new(extent)]);
                 }

@@ -65,7 +65,7 @@ impl Fio {
         file: &Path,
         file_len: u64,
     ) -> Result<Leg, BenchError> {
-        let Cell { op, len, depth, ahead: _ } = cell;
+        let Cell { op, len, depth } = cell;
         let this = std::env::current_exe().map_err(BenchError::io("find this program"))?;
         let running = Command::new(this)
             .args([TIED, "fio", "--name=larder-bench", "--ioengine=io_uring", "--direct=1"])

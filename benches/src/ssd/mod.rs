@@ -40,12 +40,9 @@ pub(crate) struct Args {
     /// Bytes of a request, in KiB
     #[arg(long, value_name = "KIB", value_delimiter = ',', default_values_t = [1024, 4096], value_parser = clap::value_parser!(u32).range(4..=65_536))]
     size: Vec<u32>,
-    /// Requests that the kernel has at a time
+    /// Requests in flight
     #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [8, 32], value_parser = clap::value_parser!(u32).range(1..=256))]
     depth: Vec<u32>,
-    /// Requests that wait behind those, handed over before there is room [default: as many]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=256))]
-    ahead: Option<u32>,
     /// MiB of the file [default: 2048; with --quick 512]
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(64..=1_048_576))]
     file_mib: Option<u32>,
@@ -89,10 +86,6 @@ const HELP: &str = "\
 The reference is fio: --ioengine=io_uring --direct=1, sequential, on the same file. Install it with
 `apt-get install fio`. The file is set aside and written once over before anything is measured, so writes
 overwrite: a file that was only set aside is slower to write, on both sides.
-
-fio hands a request over as soon as one has ended, in the thread that learns of it. Ours has others waiting,
-as the tier does: the driver takes the next one before the caller has heard of the last. --ahead 0 gives both
-sides the same number and shows what the ways between threads cost.
 
 Columns: ratios are ours / fio, the median of interleaved pairs with the middle half of them; the goal is on
 GB/s. cpu is CPU seconds for each GB (10^9 bytes), of this process, and of fio as it states them itself.

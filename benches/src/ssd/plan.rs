@@ -35,8 +35,6 @@ pub(super) struct Cell {
     /// Bytes of a request.
     pub(super) len: usize,
     pub(super) depth: usize,
-    /// Requests that wait behind those that the kernel has.
-    pub(super) ahead: usize,
 }
 
 impl fmt::Display for Cell {
@@ -51,7 +49,6 @@ pub(super) struct Plan {
     ops: Vec<Op>,
     sizes: Vec<usize>,
     depths: Vec<usize>,
-    ahead: Option<usize>,
     pub(super) pairs: u32,
     /// Time of a leg, if there is enough.
     wanted: Duration,
@@ -70,7 +67,6 @@ impl Plan {
             ops: [Op::Write, Op::Read].into_iter().filter(wanted).collect(),
             sizes,
             depths: args.depth.iter().map(|depth| *depth as usize).collect(),
-            ahead: args.ahead.map(|ahead| ahead as usize),
             pairs: args.pairs.unwrap_or(if args.quick { 5 } else { 9 }),
             wanted: Duration::from_millis(args.leg_ms.unwrap_or(1000)),
             budget: Budget::start(args.quick, Instant::now()),
@@ -83,10 +79,7 @@ impl Plan {
     pub(super) fn cells(&self) -> impl Iterator<Item = Cell> + '_ {
         let of_op = move |op: Op| {
             self.sizes.iter().flat_map(move |len| {
-                self.depths.iter().map(move |depth| {
-                    let ahead = self.ahead.unwrap_or(*depth);
-                    Cell { op, len: *len, depth: *depth, ahead }
-                })
+                self.depths.iter().map(move |depth| Cell { op, len: *len, depth: *depth })
             })
         };
         self.ops.iter().flat_map(move |op| of_op(*op))
@@ -102,6 +95,6 @@ impl Plan {
 
     /// Memory for all requests of any cell.
     pub(super) fn memory(&self) -> usize {
-        self.cells().map(|cell| (cell.depth + cell.ahead) * cell.len).max().unwrap_or(0)
+        self.cells().map(|cell| cell.depth * cell.len).max().unwrap_or(0)
     }
 }

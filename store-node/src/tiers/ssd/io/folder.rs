@@ -34,7 +34,8 @@ pub struct DiskOptions {
     /// Most requests of the folder that the kernel has at a time. Default: 64. Others wait.
     pub queue_depth: usize,
     /// Memory that most requests will use. Default: none. It is locked once for all of them where that is
-    /// allowed.
+    /// allowed; that serves requests on one stretch of it. Measured at 1 MiB, depth 8, on a quiet machine: a
+    /// quarter to half of the CPU less, and 0.98 to 1.06 of fio's GB/s instead of 0.84 to 1.03.
     pub memory: Vec<Area>,
 }
 

@@ -5,7 +5,7 @@ use super::{
     files::FileTable,
     memory::Registered,
     queue::{Command, Shared, Why},
-    slots::{SlotNumber, Slots},
+    slots::{After, SlotNumber, Slots},
 };
 use io_uring::{EnterFlags, IoUring, opcode, squeue::Entry, types};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -95,6 +95,8 @@ struct RingThread {
     refusals: u32,
     commands: Vec<Command>,
     completions: Vec<(u64, i32)>,
+    /// Requests that have left the kernel and were not answered yet.
+    ended: Vec<(Request, io::Result<()>)>,
 }
 
 impl RingThread {
@@ -118,6 +120,7 @@ impl RingThread {
             refusals: 0,
             commands: Vec::new(),
             completions: Vec::new(),
+            ended: Vec::new(),
         };
         Ok((this, not_locked))
     }
@@ -125,11 +128,8 @@ impl RingThread {
     fn serve(&mut self) -> io::Result<()> {
         loop {
             let stop = self.take_commands();
-            while self.slots.has_room()
-                && let Some(request) = self.waiting.pop_front()
-            {
-                self.start(request)?;
-            }
+            self.fill_slots()?;
+            self.answer()?;
             if stop && self.slots.is_empty() && !self.wake.armed {
                 return Ok(());
             }
@@ -138,7 +138,7 @@ impl RingThread {
                 let read = self.wake.arm(&self.shared);
                 self.push(&read)?;
             }
-            self.enter()?;
+            self.enter(1)?;
             self.complete()?;
         }
     }
@@ -149,6 +149,33 @@ impl RingThread {
         for request in self.waiting.drain(..) {
             request.end(Err(why.error()));
         }
+        for (request, result) in self.ended.drain(..) {
+            request.end(result);
+        }
+    }
+
+    fn fill_slots(&mut self) -> io::Result<()> {
+        while self.slots.has_room()
+            && let Some(request) = self.waiting.pop_front()
+        {
+            self.start(request)?;
+        }
+        Ok(())
+    }
+
+    /// Answers what has ended. The disk gets its next work before: an answer wakes somebody, who may well take
+    /// the processor from this thread.
+    fn answer(&mut self) -> io::Result<()> {
+        if self.ended.is_empty() {
+            return Ok(());
+        }
+        if !self.ring.submission().is_empty() {
+            self.enter(0)?;
+        }
+        for (request, result) in self.ended.drain(..) {
+            request.end(result);
+        }
+        Ok(())
     }
 
     fn take_commands(&mut self) -> bool {
@@ -183,12 +210,12 @@ impl RingThread {
         pushed.map_err(|_| io::Error::other("more operations than slots"))
     }
 
-    /// Hands over all new operations and waits for a completion.
-    fn enter(&mut self) -> io::Result<()> {
+    /// Hands over all new operations and waits for so many completions.
+    fn enter(&mut self, completions: usize) -> io::Result<()> {
         if !self.ring.submission().is_empty() {
             self.shared.counts.submission();
         }
-        match self.submit() {
+        match self.submit(completions) {
             Ok(_) => {
                 self.refusals = 0;
                 Ok(())
@@ -208,12 +235,12 @@ impl RingThread {
         }
     }
 
-    fn submit(&mut self) -> io::Result<usize> {
+    fn submit(&mut self, completions: usize) -> io::Result<usize> {
         #[cfg(test)]
         if let Some(fault) = self.shared.faults.lock().pop_front() {
             return Err(io::Error::from_raw_os_error(fault));
         }
-        self.ring.submit_and_wait(1)
+        self.ring.submit_and_wait(completions)
     }
 
     /// Lets the kernel finish what it has, after it refused to take more: that gives memory back.
@@ -246,8 +273,10 @@ impl RingThread {
                 continue;
             }
             self.worked = true;
-            if let Some(slot) = self.slots.completed(user_data, result, &self.shared.counts) {
-                self.push_operation(slot)?;
+            match self.slots.completed(user_data, result, &self.shared.counts) {
+                After::Again(slot) => self.push_operation(slot)?,
+                After::Ended(request, result) => self.ended.push((request, result)),
+                After::Nothing => {}
             }
         }
         self.completions = completions;

@@ -33,6 +33,17 @@ impl Tag {
     }
 }
 
+/// What is to be done after an operation.
+#[derive(Debug)]
+pub(super) enum After {
+    /// The slot's next operation is due.
+    Again(SlotNumber),
+    /// The request has left its slot, with this result.
+    Ended(Request, io::Result<()>),
+    /// It was not ours.
+    Nothing,
+}
+
 /// A slot, by number.
 pub(super) type SlotNumber = u32;
 
@@ -154,20 +165,14 @@ impl Slots {
         entry.user_data(tag.to_user_data())
     }
 
-    /// Takes in the result of an operation: answers the request if it was the last one, else names the slot
-    /// whose next operation is due.
-    pub(super) fn completed(
-        &mut self,
-        user_data: u64,
-        result: i32,
-        counts: &Counts,
-    ) -> Option<SlotNumber> {
+    /// Takes in the result of an operation.
+    pub(super) fn completed(&mut self, user_data: u64, result: i32, counts: &Counts) -> After {
         let (tag, limit) = (Tag::of(user_data), self.limit);
         let slot = self.slots.get_mut(tag.slot as usize);
         let expected = slot.filter(|slot| slot.in_kernel && slot.generation == tag.generation);
         let Some(slot) = expected else {
             error!(user_data, result, "the kernel completed an operation that it did not have");
-            return None;
+            return After::Nothing;
         };
         slot.in_kernel = false;
         // `-errno` or what was moved.
@@ -177,22 +182,19 @@ impl Slots {
                 progress.moved(result, limit)
             }
             Some(Work::Sync { .. }) => result.map_or_else(Step::Failed, |_| Step::Done),
-            None => return None,
+            None => return After::Nothing,
         };
         let result = match step {
             Step::Again(cause) => {
                 counts.again(cause);
-                return Some(tag.slot);
+                return After::Again(tag.slot);
             }
             Step::Done => Ok(()),
             Step::Failed(error) => Err(error),
         };
-        let request = slot.request.take();
+        let Some(request) = slot.request.take() else { return After::Nothing };
         self.free.push(tag.slot);
-        if let Some(request) = request {
-            request.end(result);
-        }
-        None
+        After::Ended(request, result)
     }
 
     /// Ends all requests because the ring can no longer be used. The kernel may still use the memory of those

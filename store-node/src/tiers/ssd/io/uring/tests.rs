@@ -13,7 +13,7 @@ use super::{
     memory::Registered,
     queue::{Command, Shared},
     ring::{self, Setup},
-    slots::Slots,
+    slots::{After, Slots},
 };
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -209,15 +209,19 @@ fn a_completion_that_belongs_to_another_operation_ends_nothing() {
     let first = slots.operation(number).get_user_data();
     let page = i32::try_from(PAGE).unwrap();
     for other in [first ^ 1, first ^ 1 << 32, 0, u64::MAX] {
-        assert_eq!(slots.completed(other, page, &counts), None);
+        assert!(matches!(slots.completed(other, page, &counts), After::Nothing));
         assert!(!slots.has_room(), "{other:x}");
     }
-    assert_eq!(slots.completed(first, page, &counts), Some(number), "the second page is due");
+    let second_is_due = |after: After| matches!(after, After::Again(slot) if slot == number);
+    assert!(second_is_due(slots.completed(first, page, &counts)));
     let second = slots.operation(number).get_user_data();
-    assert_eq!(slots.completed(first, page, &counts), None, "that one is over");
+    assert!(matches!(slots.completed(first, page, &counts), After::Nothing), "that one is over");
     assert!(!slots.has_room());
-    assert_eq!(slots.completed(second, page, &counts), None);
+    let After::Ended(request, result) = slots.completed(second, page, &counts) else {
+        panic!("not ended");
+    };
     assert!(slots.has_room() && slots.is_empty());
+    request.end(result);
     pending.wait().unwrap();
 }
 
@@ -226,10 +230,11 @@ fn an_error_of_the_kernel_is_the_requests_error() {
     let (file, counts) = (tempfile::tempfile().unwrap(), Counts::default());
     let file = Arc::new(OpenFile::new(file.into(), false));
     let mut slots = Slots::new(1, PAGE, Registered::default());
-    let (done, pending) = Pending::new();
+    let (done, _pending) = Pending::new();
     let number = slots.put(Request { file, work: Work::Sync { done } }, None);
     let sync = slots.operation(number).get_user_data();
-    assert_eq!(slots.completed(sync, -libc::EIO, &counts), None);
-    let error: io::Error = pending.wait().unwrap_err();
+    let After::Ended(_, Err(error)) = slots.completed(sync, -libc::EIO, &counts) else {
+        panic!("not failed");
+    };
     assert_eq!(error.raw_os_error(), Some(libc::EIO));
 }
