@@ -221,6 +221,8 @@ pub struct Catalog {
     draining: AtomicBool,
     counters: Counters,
     offers: tiers::Offers,
+    /// Copies that lie on ssds, belong to no part any more, and would be found by a restart.
+    left_behind: Mutex<Vec<OnSsd>>,
 }
 
 impl std::fmt::Debug for Catalog {
@@ -255,6 +257,7 @@ impl Catalog {
             draining: AtomicBool::new(false),
             counters: Counters::default(),
             offers: tiers::Offers::default(),
+            left_behind: Mutex::default(),
         })
     }
 

@@ -1,6 +1,6 @@
 //! Making room: eviction from the high to the low watermark, and for the part at hand.
 
-use super::{BlockId, Catalog, Loss};
+use super::{BlockId, Catalog, Loss, OnSsd};
 use crate::{
     eviction::{Unit, Verdict},
     tiers::dram::WritableExtent,
@@ -97,7 +97,8 @@ impl Catalog {
             }
             let parts: Vec<_> = block.all_stored().map(|(part, _)| part).collect();
             let gone = parts.into_iter().filter_map(|part| block.take_stored(part));
-            gone.for_each(|stored| self.tally.gone(&stored));
+            let gone: Vec<_> = gone.inspect(|stored| self.tally.gone(stored)).collect();
+            self.leave_behind(gone.into_iter().filter_map(OnSsd::of).collect());
             self.counters.evicted_blocks.fetch_add(1, Ordering::Relaxed);
             self.counters.evicted_bytes.fetch_add(bytes, Ordering::Relaxed);
             self.settle(&mut shard, id, Loss::Evicted)

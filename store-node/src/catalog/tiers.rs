@@ -3,7 +3,7 @@
 //! A part is one entry whatever its copies; each change of its copies is made here under the entry's
 //! lock, and told to masters in the same step.
 
-use super::{BlockId, Catalog, InDram, PartRead, Producer, block::Block, block::Stored};
+use super::{BlockId, Catalog, InDram, OnSsd, PartRead, Producer, block::Block, block::Stored};
 use crate::{
     eviction::Unit,
     inventory::{command::Evicted, log::Loss},
@@ -174,9 +174,22 @@ impl Catalog {
             let child = BlockId { key, ..*id };
             left.extend(children(&child));
             let all = |block: &Block| block.all_stored().map(|(part, _)| part).collect();
-            let Evicted { blocks, bytes: _ } =
-                self.take(&child, Loss::Evicted, all, &mut Vec::new());
+            let mut on_ssd = Vec::new();
+            let Evicted { blocks, bytes: _ } = self.take(&child, Loss::Evicted, all, &mut on_ssd);
+            self.leave_behind(on_ssd);
             self.counters.descendants_dropped.fetch_add(blocks, Ordering::Relaxed);
+        }
+    }
+
+    /// Copies that lie on ssds and that the catalog knows no more: a removal by command could not name
+    /// them any more, so they are to be noted as removed before one is acknowledged.
+    pub fn take_left_behind(&self) -> Vec<OnSsd> {
+        std::mem::take(&mut self.left_behind.lock())
+    }
+
+    pub(super) fn leave_behind(&self, copies: Vec<OnSsd>) {
+        if !copies.is_empty() {
+            self.left_behind.lock().extend(copies);
         }
     }
 
@@ -216,6 +229,10 @@ impl Catalog {
             let block =
                 shard.entry(id).or_insert_with(|| Block::empty(entry.content, entry.root, None));
             let free = block.occupied(entry.name.part.part).is_none();
+            if !free {
+                let generation = entry.generation;
+                self.leave_behind(vec![OnSsd { generation, copy: Some(copy.clone()) }]);
+            }
             if free {
                 if !block.is_stored() {
                     (block.content, block.root) = (entry.content, entry.root);

@@ -59,43 +59,56 @@ impl Tiering {
             Ok(records) => records,
             Err(error) if error.is_of_the_copy() => {
                 tracing::warn!(?segment, %error, "a footer is damaged: its segment is given up");
+                path.disown(&segment).await?;
                 self.withdraw_all(|copy| Arc::ptr_eq(copy.segment(), &segment));
                 return Ok(());
             }
             Err(error) => return Err(error),
         };
         let mut budget = path.settings().segment_bytes / CARRIED_SHARE;
+        let mut cold = Vec::new();
         for record in records {
-            self.release(path, &segment, &record, &mut budget).await?;
+            let copy = SsdCopy::of(Arc::clone(&segment), &record);
+            if !self.carry(path, &record, &copy, &mut budget).await? {
+                cold.push((record.name, copy));
+            }
         }
+        path.disown(&segment).await?;
+        for (name, copy) in &cold {
+            self.catalog.evict_from_ssd(name, copy);
+        }
+        // Descendants that went with them lie in other segments.
+        self.forget(Vec::new()).await;
         Ok(())
     }
 
-    /// Carries a record on or evicts it.
-    async fn release(
+    /// Carries a record on, if it is hot; `false`: it is to be evicted.
+    async fn carry(
         &self,
         path: &Arc<SsdPath>,
-        segment: &Arc<Segment>,
         record: &FooterEntry,
+        copy: &SsdCopy,
         budget: &mut u64,
-    ) -> Result<(), SsdError> {
-        let (name, copy) = (&record.name, SsdCopy::of(Arc::clone(segment), record));
-        let Some(is_hot) = self.catalog.ssd_use(name, &copy) else { return Ok(()) };
+    ) -> Result<bool, SsdError> {
+        let name = &record.name;
+        let Some(is_hot) = self.catalog.ssd_use(name, copy) else { return Ok(true) }; // Gone already.
         let bytes = copy.footprint_bytes();
         if !is_hot || bytes > *budget {
-            self.catalog.evict_from_ssd(name, &copy);
-            return Ok(());
+            return Ok(false);
         }
-        match path.carry(name, &copy).await {
+        match path.carry(name, copy).await {
             Ok(carried) => {
                 *budget -= bytes;
-                self.catalog.moved_on_ssd(name, &copy, carried);
+                self.catalog.moved_on_ssd(name, copy, carried);
+                Ok(true)
             }
-            Err(SsdError::Busy) => self.catalog.evict_from_ssd(name, &copy),
-            Err(error) if error.is_of_the_copy() => self.withdraw(path, name, &copy, &error).await,
-            Err(error) => return Err(error),
+            Err(SsdError::Busy) => Ok(false),
+            Err(error) if error.is_of_the_copy() => {
+                self.withdraw(path, name, copy, &error).await;
+                Ok(true)
+            }
+            Err(error) => Err(error),
         }
-        Ok(())
     }
 
     /// A path is fenced: nothing of it is offered to anybody any more. How many copies were withdrawn, and

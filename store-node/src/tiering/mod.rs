@@ -230,7 +230,9 @@ impl Tiering {
 
     /// Makes removals by command durable: none of these copies comes back. A path that fails meanwhile is
     /// fenced, and what it holds is never adopted again.
-    pub async fn forget(&self, gone: Vec<OnSsd>) {
+    pub async fn forget(&self, mut gone: Vec<OnSsd>) {
+        // What nobody could name any more goes with it.
+        gone.extend(self.catalog.take_left_behind());
         let mut of_path: HashMap<usize, (Vec<_>, Vec<_>)> = HashMap::new();
         for OnSsd { generation, copy } in gone {
             for (index, member) in self.members.iter().enumerate() {

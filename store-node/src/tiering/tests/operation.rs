@@ -65,7 +65,7 @@ async fn a_scrub_withdraws_what_is_damaged_for_good_and_nothing_else() {
     assert!(!again.found_damage(), "what is withdrawn is not found again: {again:?}");
     assert_eq!(again.records, clean.records - 2);
     assert!(life.put(1, None) && life.get(1).await, "a recompute can replace it");
-    life.tiering.settled().await;
+    life.settled().await;
     drop(life);
     let life = Life::begin(&[&disk], Options { life: 2, ..everything() }).await;
     assert!(life.tiers(2).is_empty(), "withdrawn for good");
@@ -164,9 +164,9 @@ async fn a_fence_withdraws_is_remembered_and_readmission_begins_empty() {
     for n in &numbers {
         assert!(life.tiers(*n).is_empty() && !life.get(*n).await, "{n}");
     }
-    life.tiering.settled().await;
+    life.settled().await;
     assert!(life.put(5000, None));
-    life.tiering.settled().await;
+    life.settled().await;
     assert_eq!(life.tiers(5000), TierSet::of(Tier::Dram), "nothing is written there");
     assert!(matches!(
         life.tiering.scrub(&life.tiering.members()[0], None, |_| ()).await,
@@ -200,7 +200,7 @@ async fn a_disk_that_still_owes_answers_is_not_taken_in_until_it_has_given_them(
     life.put_on_ssd(1, None).await;
     disk.stall();
     assert!(life.put(2, None));
-    life.tiering.settled().await; // Its deadline passes, and the path is fenced.
+    life.settled().await; // Its deadline passes, and the path is fenced.
     life.keep().await;
     let dir = Path::new(DISK);
     let late = life.tiering.readmit(dir).await.unwrap_err();
@@ -266,7 +266,7 @@ async fn requests_of_all_kinds_go_on_while_a_path_is_fenced_and_taken_in_again()
             }
             tokio::task::yield_now().await;
         }
-        life.tiering.settled().await;
+        life.settled().await;
         let scrubbed = life.scrub().await;
         assert!(!scrubbed.found_damage(), "round {round}: {scrubbed:?}");
     }

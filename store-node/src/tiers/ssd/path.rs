@@ -470,6 +470,17 @@ impl SsdPath {
         oldest
     }
 
+    /// Makes a segment unknown to a restart, before anything that lies in it is let go of: what is removed
+    /// by command later could not be noted any more. Who reads it by its copies still can.
+    ///
+    /// # Errors
+    /// The disk failed, and the path is fenced.
+    pub async fn disown(&self, segment: &Arc<Segment>) -> Result<(), SsdError> {
+        let blank = AlignedBuffer::zeroed(PAGE).freeze();
+        self.in_time(segment.file.write(0, vec![blank])).await?;
+        self.in_time(segment.file.sync()).await
+    }
+
     /// The records of a sealed segment.
     ///
     /// # Errors
