@@ -150,7 +150,7 @@ impl Life {
     /// Waits until what was offered is written, and keeps the paths ready meanwhile.
     async fn settled(&self) {
         let mut settled = std::pin::pin!(self.tiering.settled());
-        loop {
+        for _ in 0..20_000 {
             self.keep().await;
             // Polled, so that a simulated clock moves on while a disk stalls.
             tokio::select! {
@@ -159,6 +159,7 @@ impl Life {
                 () = tokio::time::sleep(Duration::from_millis(1)) => {}
             }
         }
+        panic!("{} bytes stay queued; {:?}", self.tiering.queued_bytes(), self.tiering);
     }
 
     /// The paths that are in.

@@ -19,7 +19,7 @@ impl Life {
     async fn leave_on_ssd(&self, numbers: &[u64]) {
         for n in numbers {
             self.push_out(*n);
-            self.tiering.settled().await;
+            self.settled().await;
             self.keep().await;
         }
     }

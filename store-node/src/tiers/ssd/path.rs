@@ -386,10 +386,13 @@ impl SsdPath {
         let mut state = self.state.lock();
         state.uses[slot as usize] = Some(sequence);
         state.disk_full &= !is_new;
-        if state.health == Health::Healthy {
-            state.prepared = Some(segment);
-        }
+        // One that is not wanted gives its slot back, which takes the same lock.
+        let not_wanted = match state.health {
+            Health::Healthy => state.prepared.replace(segment),
+            Health::Fenced(_) => Some(segment),
+        };
         drop(state);
+        drop(not_wanted);
         self.ready.notify_waiters();
         Ok(true)
     }
