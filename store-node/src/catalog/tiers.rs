@@ -187,6 +187,11 @@ impl Catalog {
         std::mem::take(&mut self.left_behind.lock())
     }
 
+    /// A path is given up, and what lies there with it: it keeps no file of the path open.
+    pub fn drop_left_behind(&self, is_of: impl Fn(&SsdCopy) -> bool) {
+        self.left_behind.lock().retain(|gone| !gone.copy.as_ref().is_some_and(&is_of));
+    }
+
     pub(super) fn leave_behind(&self, copies: Vec<OnSsd>) {
         if !copies.is_empty() {
             self.left_behind.lock().extend(copies);

@@ -16,6 +16,16 @@ const CARRIED_SHARE: u64 = 4;
 /// How long a path that cannot be made ready is left alone.
 const AGAIN: Duration = Duration::from_secs(1);
 
+/// What becomes of a record of a segment that is reclaimed.
+enum Fate {
+    /// It lies in this segment now.
+    Carried(Arc<Segment>),
+    /// The catalog has no copy there any more.
+    Gone,
+    /// It is to be evicted.
+    Cold,
+}
+
 /// Runs until `stop`.
 pub(super) async fn run(tiering: Arc<Tiering>, member: Arc<Member>, stop: CancellationToken) {
     loop {
@@ -59,21 +69,25 @@ impl Tiering {
             Ok(records) => records,
             Err(error) if error.is_of_the_copy() => {
                 tracing::warn!(?segment, %error, "a footer is damaged: its segment is given up");
-                path.disown(&segment).await?;
+                path.disown(&segment, &[]).await?;
                 self.withdraw_all(|copy| Arc::ptr_eq(copy.segment(), &segment));
                 return Ok(());
             }
             Err(error) => return Err(error),
         };
         let mut budget = path.settings().segment_bytes / CARRIED_SHARE;
-        let mut cold = Vec::new();
+        let (mut cold, mut carried_to) = (Vec::new(), Vec::<Arc<Segment>>::new());
         for record in records {
             let copy = SsdCopy::of(Arc::clone(&segment), &record);
-            if !self.carry(path, &record, &copy, &mut budget).await? {
-                cold.push((record.name, copy));
+            match self.carry(path, &record, &copy, &mut budget).await? {
+                Fate::Carried(to) if carried_to.iter().all(|known| !Arc::ptr_eq(known, &to)) => {
+                    carried_to.push(to);
+                }
+                Fate::Carried(_) | Fate::Gone => {}
+                Fate::Cold => cold.push((record.name, copy)),
             }
         }
-        path.disown(&segment).await?;
+        path.disown(&segment, &carried_to).await?;
         for (name, copy) in &cold {
             self.catalog.evict_from_ssd(name, copy);
         }
@@ -82,30 +96,31 @@ impl Tiering {
         Ok(())
     }
 
-    /// Carries a record on, if it is hot; `false`: it is to be evicted.
+    /// Carries a record on, if it is hot.
     async fn carry(
         &self,
         path: &Arc<SsdPath>,
         record: &FooterEntry,
         copy: &SsdCopy,
         budget: &mut u64,
-    ) -> Result<bool, SsdError> {
+    ) -> Result<Fate, SsdError> {
         let name = &record.name;
-        let Some(is_hot) = self.catalog.ssd_use(name, copy) else { return Ok(true) }; // Gone already.
+        let Some(is_hot) = self.catalog.ssd_use(name, copy) else { return Ok(Fate::Gone) };
         let bytes = copy.footprint_bytes();
         if !is_hot || bytes > *budget {
-            return Ok(false);
+            return Ok(Fate::Cold);
         }
         match path.carry(name, copy).await {
             Ok(carried) => {
                 *budget -= bytes;
+                let to = Arc::clone(carried.segment());
                 self.catalog.moved_on_ssd(name, copy, carried);
-                Ok(true)
+                Ok(Fate::Carried(to))
             }
-            Err(SsdError::Busy) => Ok(false),
+            Err(SsdError::Busy) => Ok(Fate::Cold),
             Err(error) if error.is_of_the_copy() => {
                 self.withdraw(path, name, copy, &error).await;
-                Ok(true)
+                Ok(Fate::Gone)
             }
             Err(error) => Err(error),
         }
@@ -115,7 +130,9 @@ impl Tiering {
     /// whether that is remembered over a restart.
     pub(super) fn give_up(&self, path: &Arc<SsdPath>) -> (u64, std::io::Result<()>) {
         let remembered = self.note_failed(&path.settings().name);
-        let withdrawn = self.withdraw_all(|copy| copy.segment().is_of(path));
+        let is_of = |copy: &SsdCopy| copy.segment().is_of(path);
+        let withdrawn = self.withdraw_all(is_of);
+        self.catalog.drop_left_behind(is_of);
         if withdrawn > 0 {
             let path = path.settings().name.display();
             tracing::warn!(%path, withdrawn, "parts withdrawn from a fenced path");

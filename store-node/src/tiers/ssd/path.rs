@@ -474,11 +474,21 @@ impl SsdPath {
     }
 
     /// Makes a segment unknown to a restart, before anything that lies in it is let go of: what is removed
-    /// by command later could not be noted any more. Who reads it by its copies still can.
+    /// by command later could not be noted any more. Who reads it by its copies still can. What was carried
+    /// on to other segments is as safe there as it was here.
     ///
     /// # Errors
     /// The disk failed, and the path is fenced.
-    pub async fn disown(&self, segment: &Arc<Segment>) -> Result<(), SsdError> {
+    pub async fn disown(
+        &self,
+        segment: &Arc<Segment>,
+        carried_to: &[Arc<Segment>],
+    ) -> Result<(), SsdError> {
+        if self.settings.durability == Durability::Segment {
+            for segment in carried_to {
+                self.in_time(segment.file.sync()).await?;
+            }
+        }
         let blank = AlignedBuffer::zeroed(PAGE).freeze();
         self.in_time(segment.file.write(0, vec![blank])).await?;
         self.in_time(segment.file.sync()).await
