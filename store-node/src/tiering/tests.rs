@@ -380,6 +380,26 @@ async fn a_part_that_is_removed_while_it_is_written_does_not_come_back() {
 }
 
 #[tokio::test]
+async fn a_part_that_is_removed_after_its_segment_was_reclaimed_does_not_come_back() {
+    let disk = disk(12);
+    let life = Life::begin(&[&disk], Options { arena_pages: 2048, ..Options::default() }).await;
+    life.put_on_ssd(1, None).await;
+    let mut others = 0;
+    while life.tiers(1).has(Tier::Ssd) {
+        others += 1;
+        assert!(others < 500, "its segment is reclaimed in its turn");
+        life.put_on_ssd(1000 + others, None).await;
+        life.keep().await;
+    }
+    assert_eq!(life.tiers(1), TierSet::of(Tier::Dram), "it is in the arena alone now");
+    assert_eq!(life.remove(Eviction { keys: vec![key(1)], ..all() }).await, 1);
+    drop(life);
+    let life = Life::begin(&[&disk], Options { life: 2, ..Options::default() }).await;
+    assert!(life.tiers(1).is_empty());
+    assert!(life.tiers(1000 + others).has(Tier::Ssd), "the newest is there");
+}
+
+#[tokio::test]
 async fn a_damaged_record_is_a_miss_is_withdrawn_and_can_be_replaced() {
     let disk = disk(7);
     let life = Life::begin(&[&disk], Options::default()).await;

@@ -21,6 +21,9 @@ use tokio_util::sync::CancellationToken;
 const UNIT: u64 = 4096;
 /// Bytes a second that a path is taken to write before it was measured: it is tried first.
 const UNMEASURED: f64 = f64::INFINITY;
+/// What a path that was not chosen is taken to be faster the next time: one slow write is not held
+/// against it for ever.
+const FORGIVEN: f64 = 1.02;
 /// How much slower a full path counts than an empty one: what is written to the emptier one is kept longer.
 const FULL: f64 = 4.0;
 /// Weight of the newest measurement.
@@ -169,7 +172,13 @@ impl Tiering {
             let full = share(path.used_bytes(), path.settings().capacity);
             self.writer.loads[*index].seconds_for(len) * (1.0 + (FULL - 1.0) * full)
         };
-        healthy.min_by(|a, b| cost(a).total_cmp(&cost(b)))
+        let best = healthy.min_by(|a, b| cost(a).total_cmp(&cost(b)))?;
+        for (index, load) in self.writer.loads.iter().enumerate() {
+            if index != best.0 {
+                *load.bytes_per_second.lock() *= FORGIVEN;
+            }
+        }
+        Some(best)
     }
 
     /// Makes a written copy part of the catalog.

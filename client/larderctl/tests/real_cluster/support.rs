@@ -65,6 +65,7 @@ impl Cluster {
         let args = |dirs: [PathBuf; 2]| {
             vec![
                 format!("--ssd.path=[{}]", dirs.map(path).join(", ")),
+                "--ssd.write_queue=16MiB".to_owned(),
                 "--ssd.segment=1MiB".to_owned(),
                 "--ssd.admit=all".to_owned(),
                 "--ssd.scrub_rate=0B".to_owned(),
