@@ -234,8 +234,10 @@ impl Catalog {
             let block =
                 shard.entry(id).or_insert_with(|| Block::empty(entry.content, entry.root, None));
             let free = block.occupied(entry.name.part.part).is_none();
-            if !free {
-                let generation = entry.generation;
+            // A copy that was carried on may lie in its old segment too: it is one copy, and it stays.
+            let generation = entry.generation;
+            let is_same = |stored: &Stored| stored.generation == generation;
+            if !free && !block.stored(entry.name.part.part).is_some_and(is_same) {
                 self.leave_behind(vec![OnSsd { generation, copy: Some(copy.clone()) }]);
             }
             if free {

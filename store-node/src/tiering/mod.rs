@@ -134,8 +134,8 @@ impl Tiering {
         tiering
     }
 
-    /// Adopts what earlier lives left (one adoption a path), writes what is offered, and keeps every path ready, until `stop`.
-    /// What has begun to be written is ended.
+    /// Adopts what earlier lives left (one adoption a path), writes what is offered, and keeps every path
+    /// ready, until `stop`. What has begun to be written is ended.
     pub async fn run(self: Arc<Self>, adoptions: Vec<Adoption>, stop: CancellationToken) {
         let mut tasks = tokio::task::JoinSet::new();
         for (path, adoption) in adoptions.into_iter().enumerate() {

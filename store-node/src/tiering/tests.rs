@@ -400,6 +400,22 @@ async fn a_part_that_is_removed_after_its_segment_was_reclaimed_does_not_come_ba
 }
 
 #[tokio::test]
+async fn a_copy_that_a_crash_left_in_two_segments_is_kept_by_every_restart() {
+    let disk = disk(13);
+    let life = Life::begin(&[&disk], Options::default()).await;
+    life.put_on_ssd(1, None).await;
+    life.push_out(1);
+    let Some(Found::OnSsd(copy)) = life.catalog.peek(&name(1)) else { panic!("pushed out") };
+    life.paths()[0].carry(&name(1), &copy).await.unwrap();
+    drop((life, copy)); // Before its old segment was disowned.
+    for generation in 2..5 {
+        let life = Life::begin(&[&disk], Options { life: generation, ..Options::default() }).await;
+        assert!(life.get(1).await, "life {generation}");
+        life.tiering.forget(Vec::new()).await; // As with the next removal by command.
+    }
+}
+
+#[tokio::test]
 async fn a_damaged_record_is_a_miss_is_withdrawn_and_can_be_replaced() {
     let disk = disk(7);
     let life = Life::begin(&[&disk], Options::default()).await;

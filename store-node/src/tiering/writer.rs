@@ -135,7 +135,7 @@ async fn write(tiering: Arc<Tiering>, offer: Offer, permit: OwnedSemaphorePermit
     drop(dram); // Evictable from here on.
     let counters = &tiering.counters;
     match written {
-        Some((path, copy)) => tiering.attach(&name, &path, copy).await,
+        Some((path, copy)) => tiering.attach(&name, &path, &copy),
         None => {
             counters.refused.fetch_add(1, Ordering::Relaxed);
             tiering.catalog.written_to_ssd(&name, generation, None);
@@ -182,7 +182,7 @@ impl Tiering {
     }
 
     /// Makes a written copy part of the catalog.
-    async fn attach(&self, name: &larder_proto::PartName, path: &Arc<SsdPath>, copy: SsdCopy) {
+    fn attach(&self, name: &larder_proto::PartName, path: &Arc<SsdPath>, copy: &SsdCopy) {
         let generation = copy.generation();
         if !self.catalog.written_to_ssd(name, generation, Some(copy.clone())) {
             // Gone meanwhile. If it was removed by command, that was noted already.
@@ -190,7 +190,7 @@ impl Tiering {
         }
         self.counters.committed.fetch_add(1, Ordering::Relaxed);
         if !path.is_healthy() {
-            self.catalog.evict_from_ssd(name, &copy);
+            self.catalog.evict_from_ssd(name, copy);
         }
     }
 }

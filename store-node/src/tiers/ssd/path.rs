@@ -1,7 +1,7 @@
 //! One path: a folder with a capacity, its segments, and its health.
 //!
 //! Files are numbered slots of one length. `prepare` keeps one segment ready beside the open one, so a
-//! write never waits for a file; whoever runs it takes the oldest segment with [`SsdPath::oldest`] when no
+//! write seldom waits for a file; whoever runs it takes the oldest segment with [`SsdPath::oldest`] when no
 //! slot is left, and lets go of what lies in it. A file system that is full before the capacity is reached
 //! counts as no slot left: the path goes on with the files it has, and takes more when there is room (F14).
 
