@@ -12,7 +12,7 @@ use std::{any::Any, collections::HashMap, pin::pin, time::Duration};
 use tokio::{
     io::Interest,
     sync::{OwnedSemaphorePermit, mpsc, oneshot},
-    time::{Instant, sleep_until},
+    time::{Instant, sleep_until, timeout},
 };
 
 /// Bytes that one turn writes or reads before other tasks of the thread get theirs.
@@ -33,6 +33,15 @@ pub(super) enum Answer {
     Read { asked: Read, land: Land, done: ReadDone },
     /// Frames until one with `last`.
     Stream { each: mpsc::UnboundedSender<Result<Reply, TransferError>>, last: Op },
+    /// What became of a put.
+    Put(Put),
+}
+
+/// A put: its bytes go out as soon as they are wanted, its commit once both they and it are there.
+pub(super) struct Put {
+    pub(super) payload: Bytes,
+    pub(super) commit: Option<Vec<u8>>,
+    pub(super) done: oneshot::Sender<Result<Reply, TransferError>>,
 }
 
 /// A new request.
@@ -47,12 +56,10 @@ pub(super) struct Request {
 /// What handles ask of the driver.
 pub(super) enum Command {
     Request(Request),
-    /// The bytes of a granted put, and its commit.
-    Upload {
+    /// The commit of a put, to be sent after its bytes if they are wanted.
+    Commit {
         request: u64,
-        payload: Bytes,
         commit: Vec<u8>,
-        done: oneshot::Sender<Result<Reply, TransferError>>,
     },
     /// Something that is not answered.
     Tell {
@@ -74,8 +81,8 @@ struct Arriving {
 enum State {
     Waiting(Answer),
     Arriving(Arriving, ReadDone),
-    /// A put that may send its bytes; its owner has not done so yet.
-    Granted,
+    /// A put whose bytes are on their way and whose commit has not come yet.
+    Granted(oneshot::Sender<Result<Reply, TransferError>>),
 }
 
 /// A request that is not answered. One that was cancelled is forgotten at once: ids are never used again,
@@ -105,6 +112,10 @@ pub(super) struct Driver {
     /// The socket took no more at the last attempt: what it takes next, the peer made room for.
     blocked: bool,
     spin: Spin,
+    /// Something was cancelled: its answer may have been on its way, and may hold a lease.
+    cancelled: bool,
+    /// The peer has answered a ping since this was last cleared.
+    ponged: bool,
 }
 
 impl Driver {
@@ -131,10 +142,13 @@ impl Driver {
             said: now,
             blocked: false,
             spin: Spin::default(),
+            cancelled: false,
+            ponged: false,
         }
     }
 
-    /// Runs until the connection ends or the last handle is gone; then everybody who waits is told.
+    /// Runs until the connection ends or the last handle is gone and everything it said is sent; then
+    /// everybody who waits is told.
     pub(super) async fn run(mut self) {
         let error = self.serve().await;
         self.inbox.close();
@@ -144,8 +158,7 @@ impl Driver {
         while let Ok(command) = self.inbox.try_recv() {
             match command {
                 Command::Request(request) => fail(State::Waiting(request.answer), &error),
-                Command::Upload { done, .. } => _ = done.send(Err(error.clone())),
-                Command::Tell { .. } | Command::Cancel(_) => {}
+                Command::Commit { .. } | Command::Tell { .. } | Command::Cancel(_) => {}
             }
         }
     }
@@ -166,6 +179,8 @@ impl Driver {
                     tokio::task::yield_now().await;
                     continue;
                 }
+                // What came may have given us something to say: the bytes of a put.
+                Ok(false) if drained && !self.outgoing.is_empty() => continue,
                 Ok(false) => {}
                 Err(error) => return error,
             }
@@ -185,7 +200,7 @@ impl Driver {
                 },
                 command = self.inbox.recv() => match command {
                     Some(command) => self.obey(command),
-                    None => return TransferError::Lost("closed by its owner".to_owned()),
+                    None => return self.farewell().await,
                 },
                 // Peers close after their limit of silence; so do we. Something is said four times in it.
                 () = &mut ask => {
@@ -200,6 +215,38 @@ impl Driver {
                     ask.as_mut().reset(self.said + self.silence_limit / 4);
                 }
             }
+        }
+    }
+
+    /// The last handle is gone. What it still said goes out first, unless the peer takes nothing: a lease
+    /// whose release is not heard stays with this process until it ends. Where something was cancelled,
+    /// what the peer had answered before it heard of it is waited for too, since that may be a lease.
+    async fn farewell(&mut self) -> TransferError {
+        self.ponged = !self.cancelled;
+        if self.cancelled {
+            self.outgoing.push(Op::Ping, 0, self.tenant_slot, &Empty {});
+        }
+        let limit = self.silence_limit;
+        match timeout(limit, self.last_words()).await {
+            Ok(Ok(())) => TransferError::Lost("closed by its owner".to_owned()),
+            Ok(Err(error)) => error,
+            Err(_) => TransferError::Silent(limit),
+        }
+    }
+
+    async fn last_words(&mut self) -> Result<(), TransferError> {
+        loop {
+            self.flush()?;
+            if self.receive()? {
+                tokio::task::yield_now().await;
+                continue;
+            }
+            let interest = match (self.flush()?, self.ponged) {
+                (true, true) => return Ok(()),
+                (true, false) => Interest::READABLE,
+                (false, _) => Interest::READABLE | Interest::WRITABLE,
+            };
+            self.socket.ready(interest).await?;
         }
     }
 
@@ -238,9 +285,10 @@ impl Driver {
             Command::Request(Request { request, op, body, answer, permit }) => {
                 let class = match &answer {
                     Answer::Read { asked, .. } => asked.class,
-                    Answer::Reply(_) | Answer::Keeping { .. } | Answer::Stream { .. } => {
-                        Class::Demand
-                    }
+                    Answer::Reply(_)
+                    | Answer::Keeping { .. }
+                    | Answer::Stream { .. }
+                    | Answer::Put(_) => Class::Demand,
                 };
                 let body = Encoded(body);
                 let slot = self.tenant_slot;
@@ -248,21 +296,13 @@ impl Driver {
                 let state = State::Waiting(answer);
                 self.pending.insert(request, Pending { state, _permit: permit });
             }
-            Command::Upload { request, payload, commit, done } => {
-                let Some(pending) = self.pending.get_mut(&request) else {
-                    let _ = done.send(Err(TransferError::Lost("the put was given up".to_owned())));
-                    return;
-                };
-                pending.state = State::Waiting(Answer::Reply(done));
-                let (slot, class) = (self.tenant_slot, Class::Demand);
-                self.outgoing.push_payload(Op::Data, request, slot, &Empty {}, payload, class);
-                self.outgoing.push(Op::Commit, request, slot, &Encoded(commit));
-            }
+            Command::Commit { request, commit } => self.commit(request, commit),
             Command::Tell { op, body } => {
                 self.outgoing.push(op, 0, self.tenant_slot, &Encoded(body));
             }
             Command::Cancel(request) => {
                 if self.pending.remove(&request).is_some() {
+                    self.cancelled = true;
                     self.outgoing.forget(request);
                     self.outgoing.push(Op::Cancel, request, self.tenant_slot, &Empty {});
                 }
@@ -300,7 +340,10 @@ impl Driver {
     fn frame(&mut self, header: Header, body: Vec<u8>) -> Result<(), TransferError> {
         let request = header.request;
         match header.op {
-            Op::Pong => return Ok(()),
+            Op::Pong => {
+                self.ponged = true;
+                return Ok(());
+            }
             Op::ReadOk => self.begin_read(request, &header, &body)?,
             Op::Data => {}
             op => self.reply(request, Reply::releasing(op, body, &self.commands)),
@@ -408,32 +451,69 @@ impl Driver {
     }
 
     fn reply(&mut self, request: u64, reply: Reply) {
-        let Some(pending) = self.pending.get_mut(&request) else { return };
-        if let State::Waiting(Answer::Stream { each, last }) = &pending.state {
-            let ended = reply.op == *last;
-            let _ = each.send(Ok(reply)); // Nobody may wait any more.
-            if ended {
-                self.pending.remove(&request);
-            }
-            return;
+        if reply.op == Op::Granted {
+            return self.granted(request, reply);
         }
-        if reply.op == Op::Granted
-            && let State::Waiting(Answer::Reply(_)) = &pending.state
-        {
-            // A granted put goes on under the same request.
-            let before = std::mem::replace(&mut pending.state, State::Granted);
-            if let State::Waiting(Answer::Reply(done)) = before {
-                let _ = done.send(Ok(reply)); // Its guard cancels if nobody waits.
+        let Some(Pending { state, _permit }) = self.pending.remove(&request) else {
+            return self.untaken(reply); // The request was cancelled.
+        };
+        let untaken = match state {
+            State::Waiting(Answer::Stream { each, last }) => {
+                let ended = reply.op == last;
+                let untaken = each.send(Ok(reply)).err().map(|unsent| unsent.0);
+                if !ended {
+                    let state = State::Waiting(Answer::Stream { each, last });
+                    self.pending.insert(request, Pending { state, _permit });
+                }
+                untaken
             }
-            return;
+            State::Waiting(
+                Answer::Reply(done) | Answer::Keeping { done, .. } | Answer::Put(Put { done, .. }),
+            )
+            | State::Granted(done) => done.send(Ok(reply)).err(),
+            other => return fail(other, &reply.refusal()),
+        };
+        if let Some(Ok(reply)) = untaken {
+            self.untaken(reply);
         }
-        match self.pending.remove(&request).map(|pending| pending.state) {
-            Some(State::Waiting(Answer::Reply(done) | Answer::Keeping { done, .. })) => {
-                _ = done.send(Ok(reply)); // Nobody may wait any more.
+    }
+
+    /// An answer for which nobody waits any more. A lease in it goes back from here: the last handle may
+    /// be gone.
+    fn untaken(&mut self, mut reply: Reply) {
+        if let Some((release, _)) = reply.unclaimed() {
+            self.outgoing.push(Op::Release, 0, self.tenant_slot, &release);
+        }
+    }
+
+    /// The peer wants the bytes of a put: they go out at once, and the commit after them if it is there.
+    fn granted(&mut self, request: u64, reply: Reply) {
+        let Some(Pending { state, _permit }) = self.pending.remove(&request) else { return };
+        let State::Waiting(Answer::Put(Put { payload, commit, done })) = state else {
+            return fail(state, &reply.refusal());
+        };
+        let (slot, class) = (self.tenant_slot, Class::Demand);
+        self.outgoing.push_payload(Op::Data, request, slot, &Empty {}, payload, class);
+        self.pending.insert(request, Pending { state: State::Granted(done), _permit });
+        if let Some(commit) = commit {
+            self.commit(request, commit);
+        }
+    }
+
+    /// The commit of a put is there. One that was answered meanwhile needs none.
+    fn commit(&mut self, request: u64, commit: Vec<u8>) {
+        let Some(Pending { state, _permit }) = self.pending.remove(&request) else { return };
+        let state = match state {
+            State::Granted(done) => {
+                self.outgoing.push(Op::Commit, request, self.tenant_slot, &Encoded(commit));
+                State::Waiting(Answer::Reply(done))
             }
-            Some(state) => fail(state, &reply.refusal()),
-            None => {}
-        }
+            State::Waiting(Answer::Put(put)) => {
+                State::Waiting(Answer::Put(Put { commit: Some(commit), ..put }))
+            }
+            other => other,
+        };
+        self.pending.insert(request, Pending { state, _permit });
     }
 }
 
@@ -470,13 +550,13 @@ fn read_error(error: ReadError) -> TransferError {
 fn fail(state: State, error: &TransferError) {
     // Whoever waited may be gone: then nobody needs the news.
     match state {
-        State::Waiting(Answer::Reply(done) | Answer::Keeping { done, .. }) => {
-            _ = done.send(Err(error.clone()));
-        }
+        State::Waiting(
+            Answer::Reply(done) | Answer::Keeping { done, .. } | Answer::Put(Put { done, .. }),
+        )
+        | State::Granted(done) => _ = done.send(Err(error.clone())),
         State::Waiting(Answer::Read { done, .. }) | State::Arriving(_, done) => {
             _ = done.send(Err(error.clone()));
         }
         State::Waiting(Answer::Stream { each, .. }) => _ = each.send(Err(error.clone())),
-        State::Granted => {}
     }
 }

@@ -21,13 +21,13 @@ pub use spin::Spin;
 
 use crate::error::TransferError;
 use bytes::Bytes;
-use driver::{Answer, Command, Driver, Request};
+use driver::{Answer, Command, Driver, Put, Request};
 use larder_proto::{
     block_key,
     checksum::ChunkSums,
     frame::{
-        Code, Commit, Committed, Empty, Failed, HEADER_LEN, Header, Hello, HelloOk, InProgress,
-        Leased, Lookup, LookupOk, Op, Read, ReadOk, Release, Reserve, Role, VERSION, decode_body,
+        Code, Commit, Committed, Failed, HEADER_LEN, Header, Hello, HelloOk, InProgress, Leased,
+        Lookup, LookupOk, Op, Read, ReadOk, Release, Reserve, Role, VERSION, decode_body,
     },
     ids::{Generation, Incarnation, NodeId, TenantName},
     part::TierSet,
@@ -197,15 +197,21 @@ impl Reply {
     }
 }
 
+impl Reply {
+    /// The release of a lease that nobody took; `None` when there is none, or somebody has it.
+    fn unclaimed(&mut self) -> Option<(Release, mpsc::WeakUnboundedSender<Command>)> {
+        let commands = self.release.take()?;
+        let leased: Leased = decode_body("leased", &self.body).ok()?;
+        Some((Release { leases: vec![leased.lease] }, commands))
+    }
+}
+
 impl Drop for Reply {
     fn drop(&mut self) {
-        let commands = self.release.take().and_then(|commands| commands.upgrade());
-        let (Some(commands), Ok(leased)) = (commands, decode_body::<Leased>("leased", &self.body))
-        else {
-            return;
-        };
-        let body = Release { leases: vec![leased.lease] }.to_wire();
-        let _ = commands.send(Command::Tell { op: Op::Release, body });
+        let Some((release, commands)) = self.unclaimed() else { return };
+        if let Some(commands) = commands.upgrade() {
+            let _ = commands.send(Command::Tell { op: Op::Release, body: release.to_wire() });
+        }
     }
 }
 
@@ -216,8 +222,14 @@ struct Shared {
     /// Open requests; every request and the commands it may cause are bounded by it.
     permits: Arc<Semaphore>,
     next_request: AtomicU64,
-    /// Ends with the last handle: dropping it stops the driver.
-    _driver: JoinSet<()>,
+    /// Ends by itself after the last handle, when what that still said is sent.
+    driver: JoinSet<()>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.driver.detach_all();
+    }
 }
 
 /// A handle of a connection; clones share it. The connection closes with the last one.
@@ -247,12 +259,12 @@ impl Connection {
     pub(crate) fn start(socket: Socket, peer: HelloOk) -> Self {
         let (commands, inbox) = mpsc::unbounded_channel();
         let permits = Arc::new(Semaphore::new(peer.requests_limit.clamp(1, 4096) as usize));
-        let mut tasks = JoinSet::new();
+        let mut driver = JoinSet::new();
         let silence = Duration::from_millis(u64::from(peer.silence_limit_ms).max(100));
         let weak = commands.downgrade();
-        tasks.spawn(Driver::new(socket, peer.tenant_slot, inbox, weak, silence).run());
+        driver.spawn(Driver::new(socket, peer.tenant_slot, inbox, weak, silence).run());
         let next_request = AtomicU64::new(2); // 1 was the hello.
-        let shared = Shared { peer, commands, permits, next_request, _driver: tasks };
+        let shared = Shared { peer, commands, permits, next_request, driver };
         Self { shared: Arc::new(shared) }
     }
 
@@ -313,7 +325,7 @@ impl Connection {
     }
 
     /// Puts a part: asks first, sends the bytes only if they are wanted, and returns when they are
-    /// visible. `sums` gives those of `payload`; it is asked while the peer decides.
+    /// visible. `sums` gives those of `payload`; it is asked while the peer decides and takes the bytes in.
     pub async fn put(
         &self,
         reserve: &Reserve,
@@ -321,22 +333,11 @@ impl Connection {
         sums: impl FnOnce() -> ChunkSums,
     ) -> Result<PutOutcome, TransferError> {
         let (done, answer) = oneshot::channel();
-        let asked = Answer::Reply(done);
+        let asked = Answer::Put(Put { payload, commit: None, done });
         let guard = self.send(Op::Reserve, reserve.to_wire(), asked).await?;
         tokio::task::yield_now().await; // Lets the driver ask.
-        let sums = sums();
-        let reply = answer.await.map_err(|_| self.lost())??;
-        let granted = match reply.op {
-            Op::Granted => reply,
-            _ => {
-                guard.disarm();
-                return put_outcome(reply);
-            }
-        };
-        granted.expect::<Empty>(Op::Granted)?;
-        let (done, answer) = oneshot::channel();
-        let commit = Commit { sums }.to_wire();
-        self.command(Command::Upload { request: guard.request, payload, commit, done })?;
+        let commit = Commit { sums: sums() }.to_wire();
+        self.command(Command::Commit { request: guard.request, commit })?;
         let answer = answer.await;
         guard.disarm();
         put_outcome(answer.map_err(|_| self.lost())??)

@@ -138,7 +138,6 @@ async fn after_a_mixed_life_memory_files_and_index_hold_what_is_told_and_nothing
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "fails before its question: leases that are dropped together with their session stay open"]
 async fn nothing_that_was_removed_by_command_comes_back_from_a_reclaimed_segment() {
     for seed in 30..36 {
         let Lived { dir, master, flags, node } = live(seed).await;
