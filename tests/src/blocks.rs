@@ -4,7 +4,7 @@
 use larder_client::connection::Identity;
 use larder_proto::{
     BlockKey, ContentFingerprint, LayoutFingerprint, ModelVersion, PartNumber, block_key,
-    checksum::{ChunkSums, DEFAULT_CHUNK},
+    checksum::DEFAULT_CHUNK,
     frame::{Class, Codec, Hello, Read, Reserve, VERSION},
     part::PartRef,
     wire::{DecodeError, ShortBytes, ShortText},
@@ -46,11 +46,6 @@ pub fn reserve(key: BlockKey, len: usize) -> Reserve {
         parent: None,
         origin_hash: None,
     }
-}
-
-/// Sums of a block's bytes.
-pub fn sums(bytes: &[u8]) -> ChunkSums {
-    ChunkSums::of(bytes, DEFAULT_CHUNK)
 }
 
 /// A read of a whole block.

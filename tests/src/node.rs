@@ -195,8 +195,7 @@ pub async fn adopted(by: &ClusterClient) {
 /// It was refused, or the node is gone.
 pub async fn put(to: &Connection, key: BlockKey, len: usize) -> Result<PutOutcome, TransferError> {
     let bytes = blocks::bytes(&key, len);
-    let sums = blocks::sums(&bytes);
-    to.put(&blocks::reserve(key, len), bytes.into(), || sums).await
+    to.put(&blocks::reserve(key, len), bytes.into()).await
 }
 
 /// Reads a block; `None` is a miss.

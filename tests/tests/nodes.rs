@@ -102,8 +102,7 @@ async fn master_at(dir: &Path, listen: &str) -> Daemon {
 
 async fn put(to: &Connection, key: BlockKey) -> Result<PutOutcome, TransferError> {
     let bytes = blocks::bytes(&key, BLOCK);
-    let sums = blocks::sums(&bytes);
-    to.put(&blocks::reserve(key, BLOCK), bytes.into(), || sums).await
+    to.put(&blocks::reserve(key, BLOCK), bytes.into()).await
 }
 
 async fn get(from: &Connection, key: BlockKey) -> Result<Vec<u8>, TransferError> {

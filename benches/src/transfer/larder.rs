@@ -14,7 +14,7 @@ use larder_client::{
 };
 use larder_proto::{
     ContentFingerprint, LayoutFingerprint, ModelVersion, PartNumber,
-    checksum::{ChunkSums, DEFAULT_CHUNK},
+    checksum::DEFAULT_CHUNK,
     frame::{Class, Codec, Read, Reserve},
     part::PartRef,
 };
@@ -132,8 +132,6 @@ impl Client for OverConnection {
 
     async fn put(&mut self, part: Part) -> Result<(), BenchError> {
         let bytes: Bytes = self.payload.of(part);
-        let summed = bytes.clone();
-        let sums = || ChunkSums::of(&summed, DEFAULT_CHUNK);
         let PartAttributes { content, root, parent, origin_hash } = attributes(part);
         let reserve = Reserve {
             part: name(part),
@@ -145,7 +143,7 @@ impl Client for OverConnection {
             parent,
             origin_hash,
         };
-        stored(self.connection.put(&reserve, bytes, sums).await?)
+        stored(self.connection.put(&reserve, bytes).await?)
     }
 
     async fn batch_get(&mut self, parts: &[Part]) -> Result<(), BenchError> {

@@ -26,7 +26,7 @@ use answers::{read_located, read_prefix};
 use bytes::Bytes;
 use larder_proto::{
     BlockKey, ContentFingerprint, LayoutFingerprint, ModelVersion, PartNumber, TierSet,
-    checksum::{ChunkSums, DEFAULT_CHUNK},
+    checksum::DEFAULT_CHUNK,
     control,
     fingerprint::ModelDescription,
     frame::{Class, Code, Codec, KEYS_LIMIT, Lookup, PartInfo, Read, ReadOk, Reserve},
@@ -34,11 +34,7 @@ use larder_proto::{
     part::PartRef,
     wire::{DecodeError, Wire},
 };
-use std::{
-    future::Future,
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{future::Future, sync::Arc, time::Duration};
 use tokio::time::timeout;
 
 /// A handle of the cluster; clones share its connections and its location cache.
@@ -195,18 +191,15 @@ impl ClusterClient {
             origin_hash,
         };
         reserve.check().map_err(|error| ClientError::Invalid(format!("part: {error}")))?;
-        // Once: a retry holds the bytes against the sums they had at first.
-        let once = OnceLock::new();
-        let sums = || once.get_or_init(|| ChunkSums::of(&bytes, DEFAULT_CHUNK)).clone();
         let put = async {
             let connection =
                 self.peers.connection(&self.tenant, to).await.map_err(|source| {
                     ClientError::Connect { address: to.address.clone(), source }
                 })?;
-            match connection.put(&reserve, bytes.clone(), sums).await {
+            match connection.put(&reserve, bytes.clone()).await {
                 // The node found bytes that differ from their sums: they changed on the way.
                 Err(TransferError::Refused { code: Code::Damaged, .. }) => {
-                    Ok(connection.put(&reserve, bytes.clone(), sums).await?)
+                    Ok(connection.put(&reserve, bytes.clone()).await?)
                 }
                 outcome => Ok(outcome?),
             }

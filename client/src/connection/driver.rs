@@ -1,14 +1,19 @@
 //! The task that owns a connection's socket and everything in flight on it.
 
-use super::{Incoming, Landing, Outgoing, ReadError, Reply, Socket, Spin};
+use super::{Incoming, Landing, Outgoing, ReadError, Reply, Socket, Spin, outgoing::WRITE_BYTES};
 use crate::error::TransferError;
 use bytes::Bytes;
 use larder_proto::{
     checksum::{Damaged, RunningSums},
-    frame::{Class, Empty, Header, Op, Read, ReadOk, decode_body},
+    frame::{Class, Commit, Empty, Header, Op, Read, ReadOk, decode_body},
     wire::Encoded,
 };
-use std::{any::Any, collections::HashMap, pin::pin, time::Duration};
+use std::{
+    any::Any,
+    collections::{HashMap, VecDeque},
+    pin::pin,
+    time::Duration,
+};
 use tokio::{
     io::Interest,
     sync::{OwnedSemaphorePermit, mpsc, oneshot},
@@ -37,10 +42,10 @@ pub(super) enum Answer {
     Put(Put),
 }
 
-/// A put: its bytes go out as soon as they are wanted, its commit once both they and it are there.
+/// A put: its bytes, and who waits for what becomes of them.
 pub(super) struct Put {
     pub(super) payload: Bytes,
-    pub(super) commit: Option<Vec<u8>>,
+    pub(super) sums: RunningSums,
     pub(super) done: oneshot::Sender<Result<Reply, TransferError>>,
 }
 
@@ -56,11 +61,6 @@ pub(super) struct Request {
 /// What handles ask of the driver.
 pub(super) enum Command {
     Request(Request),
-    /// The commit of a put, to be sent after its bytes if they are wanted.
-    Commit {
-        request: u64,
-        commit: Vec<u8>,
-    },
     /// Something that is not answered.
     Tell {
         op: Op,
@@ -78,11 +78,18 @@ struct Arriving {
     damaged: Option<Damaged>,
 }
 
+/// The bytes of a put that are wanted. Each piece is summed right before it is written, so that both find
+/// it in the cache.
+struct Upload {
+    request: u64,
+    payload: Bytes,
+    sent: usize,
+    sums: RunningSums,
+}
+
 enum State {
     Waiting(Answer),
     Arriving(Arriving, ReadDone),
-    /// A put whose bytes are on their way and whose commit has not come yet.
-    Granted(oneshot::Sender<Result<Reply, TransferError>>),
 }
 
 /// A request that is not answered. One that was cancelled is forgotten at once: ids are never used again,
@@ -101,6 +108,8 @@ pub(super) struct Driver {
     commands: mpsc::WeakUnboundedSender<Command>,
     incoming: Incoming,
     outgoing: Outgoing,
+    /// Bytes that go out when nothing else does, a piece of each in turn.
+    uploads: VecDeque<Upload>,
     pending: HashMap<u64, Pending>,
     /// The request whose payload is being read.
     current: Option<(u64, Header)>,
@@ -134,6 +143,7 @@ impl Driver {
             commands,
             incoming: Incoming::default(),
             outgoing: Outgoing::default(),
+            uploads: VecDeque::new(),
             pending: HashMap::new(),
             current: None,
             scrap: Vec::new(),
@@ -158,7 +168,7 @@ impl Driver {
         while let Ok(command) = self.inbox.try_recv() {
             match command {
                 Command::Request(request) => fail(State::Waiting(request.answer), &error),
-                Command::Commit { .. } | Command::Tell { .. } | Command::Cancel(_) => {}
+                Command::Tell { .. } | Command::Cancel(_) => {}
             }
         }
     }
@@ -180,7 +190,7 @@ impl Driver {
                     continue;
                 }
                 // What came may have given us something to say: the bytes of a put.
-                Ok(false) if drained && !self.outgoing.is_empty() => continue,
+                Ok(false) if drained && !self.is_quiet() => continue,
                 Ok(false) => {}
                 Err(error) => return error,
             }
@@ -256,7 +266,7 @@ impl Driver {
         let awaited = self.socket.as_unix().is_some()
             && self.current.is_none()
             && self.inbox.is_empty()
-            && self.outgoing.is_empty()
+            && self.is_quiet()
             && !self.pending.is_empty();
         if !awaited || !self.spin.is_worth_it() {
             return Ok(false);
@@ -266,10 +276,20 @@ impl Driver {
         Ok(found)
     }
 
+    /// Whether nothing is left to be sent.
+    fn is_quiet(&self) -> bool {
+        self.outgoing.is_empty() && self.uploads.is_empty()
+    }
+
     /// Writes what the socket takes; whether nothing is left.
     fn flush(&mut self) -> std::io::Result<bool> {
         let before = self.outgoing.sent_bytes();
-        let drained = self.outgoing.flush(&self.socket, TURN_BYTES)?;
+        let mut drained = self.outgoing.flush(&self.socket, TURN_BYTES)?;
+        while drained && self.outgoing.sent_bytes() - before < TURN_BYTES as u64 {
+            let Some(upload) = self.uploads.pop_front() else { break };
+            self.send_piece(upload);
+            drained = self.outgoing.flush(&self.socket, TURN_BYTES)?;
+        }
         if self.outgoing.sent_bytes() > before {
             self.said = Instant::now();
             if std::mem::take(&mut self.blocked) {
@@ -277,7 +297,23 @@ impl Driver {
             }
         }
         self.blocked |= !drained;
-        Ok(drained)
+        Ok(drained && self.uploads.is_empty())
+    }
+
+    /// The next piece of a put, and after the last one its commit.
+    fn send_piece(&mut self, mut upload: Upload) {
+        let Upload { request, ref payload, sent, ref mut sums } = upload;
+        let end = payload.len().min(sent + WRITE_BYTES);
+        let piece = payload.slice(sent..end);
+        sums.update(&piece, |_, _| ());
+        let (slot, last) = (self.tenant_slot, end == payload.len());
+        self.outgoing.push_piece(request, slot, piece, sent, last, Class::Demand);
+        if last {
+            let commit = Commit { sums: upload.sums.finish(|_, _| ()) };
+            return self.outgoing.push(Op::Commit, request, slot, &commit);
+        }
+        upload.sent = end;
+        self.uploads.push_back(upload);
     }
 
     fn obey(&mut self, command: Command) {
@@ -296,7 +332,6 @@ impl Driver {
                 let state = State::Waiting(answer);
                 self.pending.insert(request, Pending { state, _permit: permit });
             }
-            Command::Commit { request, commit } => self.commit(request, commit),
             Command::Tell { op, body } => {
                 self.outgoing.push(op, 0, self.tenant_slot, &Encoded(body));
             }
@@ -304,6 +339,7 @@ impl Driver {
                 if self.pending.remove(&request).is_some() {
                     self.cancelled = true;
                     self.outgoing.forget(request);
+                    self.uploads.retain(|upload| upload.request != request);
                     self.outgoing.push(Op::Cancel, request, self.tenant_slot, &Empty {});
                 }
             }
@@ -452,7 +488,7 @@ impl Driver {
 
     fn reply(&mut self, request: u64, reply: Reply) {
         if reply.op == Op::Granted {
-            return self.granted(request, reply);
+            return self.granted(request, &reply);
         }
         let Some(Pending { state, _permit }) = self.pending.remove(&request) else {
             return self.untaken(reply); // The request was cancelled.
@@ -469,8 +505,7 @@ impl Driver {
             }
             State::Waiting(
                 Answer::Reply(done) | Answer::Keeping { done, .. } | Answer::Put(Put { done, .. }),
-            )
-            | State::Granted(done) => done.send(Ok(reply)).err(),
+            ) => done.send(Ok(reply)).err(),
             other => return fail(other, &reply.refusal()),
         };
         if let Some(Ok(reply)) = untaken {
@@ -486,33 +521,14 @@ impl Driver {
         }
     }
 
-    /// The peer wants the bytes of a put: they go out at once, and the commit after them if it is there.
-    fn granted(&mut self, request: u64, reply: Reply) {
+    /// The peer wants the bytes of a put: they go out at once.
+    fn granted(&mut self, request: u64, reply: &Reply) {
         let Some(Pending { state, _permit }) = self.pending.remove(&request) else { return };
-        let State::Waiting(Answer::Put(Put { payload, commit, done })) = state else {
+        let State::Waiting(Answer::Put(Put { payload, sums, done })) = state else {
             return fail(state, &reply.refusal());
         };
-        let (slot, class) = (self.tenant_slot, Class::Demand);
-        self.outgoing.push_payload(Op::Data, request, slot, &Empty {}, payload, class);
-        self.pending.insert(request, Pending { state: State::Granted(done), _permit });
-        if let Some(commit) = commit {
-            self.commit(request, commit);
-        }
-    }
-
-    /// The commit of a put is there. One that was answered meanwhile needs none.
-    fn commit(&mut self, request: u64, commit: Vec<u8>) {
-        let Some(Pending { state, _permit }) = self.pending.remove(&request) else { return };
-        let state = match state {
-            State::Granted(done) => {
-                self.outgoing.push(Op::Commit, request, self.tenant_slot, &Encoded(commit));
-                State::Waiting(Answer::Reply(done))
-            }
-            State::Waiting(Answer::Put(put)) => {
-                State::Waiting(Answer::Put(Put { commit: Some(commit), ..put }))
-            }
-            other => other,
-        };
+        self.uploads.push_back(Upload { request, payload, sent: 0, sums });
+        let state = State::Waiting(Answer::Reply(done));
         self.pending.insert(request, Pending { state, _permit });
     }
 }
@@ -552,8 +568,7 @@ fn fail(state: State, error: &TransferError) {
     match state {
         State::Waiting(
             Answer::Reply(done) | Answer::Keeping { done, .. } | Answer::Put(Put { done, .. }),
-        )
-        | State::Granted(done) => _ = done.send(Err(error.clone())),
+        ) => _ = done.send(Err(error.clone())),
         State::Waiting(Answer::Read { done, .. }) | State::Arriving(_, done) => {
             _ = done.send(Err(error.clone()));
         }

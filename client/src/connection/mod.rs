@@ -24,10 +24,10 @@ use bytes::Bytes;
 use driver::{Answer, Command, Driver, Put, Request};
 use larder_proto::{
     block_key,
-    checksum::ChunkSums,
+    checksum::RunningSums,
     frame::{
-        Code, Commit, Committed, Failed, HEADER_LEN, Header, Hello, HelloOk, InProgress, Leased,
-        Lookup, LookupOk, Op, Read, ReadOk, Release, Reserve, Role, VERSION, decode_body,
+        Code, Committed, Failed, HEADER_LEN, Header, Hello, HelloOk, InProgress, Leased, Lookup,
+        LookupOk, Op, Read, ReadOk, Release, Reserve, Role, VERSION, decode_body,
     },
     ids::{Generation, Incarnation, NodeId, TenantName},
     part::TierSet,
@@ -324,20 +324,21 @@ impl Connection {
         }
     }
 
-    /// Puts a part: asks first, sends the bytes only if they are wanted, and returns when they are
-    /// visible. `sums` gives those of `payload`; it is asked while the peer decides and takes the bytes in.
+    /// Puts a part: asks first, sends the bytes only if they are wanted, summed on their way, and returns
+    /// when they are visible.
+    ///
+    /// # Panics
+    /// When `reserve.chunk_len` breaks the rule of
+    /// [`check_chunk_len`](larder_proto::checksum::check_chunk_len).
     pub async fn put(
         &self,
         reserve: &Reserve,
         payload: Bytes,
-        sums: impl FnOnce() -> ChunkSums,
     ) -> Result<PutOutcome, TransferError> {
         let (done, answer) = oneshot::channel();
-        let asked = Answer::Put(Put { payload, commit: None, done });
+        let sums = RunningSums::new(reserve.chunk_len);
+        let asked = Answer::Put(Put { payload, sums, done });
         let guard = self.send(Op::Reserve, reserve.to_wire(), asked).await?;
-        tokio::task::yield_now().await; // Lets the driver ask.
-        let commit = Commit { sums: sums() }.to_wire();
-        self.command(Command::Commit { request: guard.request, commit })?;
         let answer = answer.await;
         guard.disarm();
         put_outcome(answer.map_err(|_| self.lost())??)

@@ -3,7 +3,7 @@
 use super::Socket;
 use bytes::Bytes;
 use larder_proto::{
-    frame::{Class, HEADER_LEN, Header, Op, PAYLOAD_LIMIT, flags},
+    frame::{Class, Empty, HEADER_LEN, Header, Op, PAYLOAD_LIMIT, flags},
     wire::Wire,
 };
 use std::{
@@ -15,7 +15,7 @@ use std::{
 const SLICES: usize = 32;
 /// Bytes of one write: what the reference of the design sends at once, and little enough that the
 /// receiver sums it while it is in its cache.
-const WRITE_BYTES: usize = 256 << 10;
+pub(super) const WRITE_BYTES: usize = 256 << 10;
 /// Payload of one frame when several requests share the connection: short enough that an urgent small
 /// answer never waits for a long one.
 const FRAME_BYTES: usize = 1 << 20;
@@ -84,32 +84,62 @@ impl Outgoing {
         payload: Bytes,
         class: Class,
     ) {
-        let queue = &mut self.waiting[usize::from(class.code())];
         let mut offset = 0;
-        let mut pieces = payload.chunks(FRAME_BYTES).map(<[u8]>::len);
-        let mut next = pieces.next();
-        let mut first = true;
-        while first || next.is_some() {
-            let len = next.unwrap_or(0);
-            next = pieces.next();
-            let mut head = vec![0; HEADER_LEN];
-            if first {
-                body.put(&mut head);
-            }
-            let header = Header {
-                op: if first { op } else { Op::Data },
-                flags: if next.is_none() { flags::LAST } else { 0 },
-                request,
-                tenant_slot,
-                body_len: u32::try_from(head.len() - HEADER_LEN).unwrap_or(u32::MAX),
-                payload_len: u32::try_from(len).unwrap_or(u32::MAX),
-                payload_offset: offset as u64,
-            };
-            head[..HEADER_LEN].copy_from_slice(&header.encode());
-            queue.push_back(Frame { head, payload: payload.slice(offset..offset + len), sent: 0 });
+        let mut pieces = payload.chunks(FRAME_BYTES).map(<[u8]>::len).peekable();
+        let first = pieces.next().unwrap_or(0);
+        let header = Header {
+            op,
+            flags: if pieces.peek().is_none() { flags::LAST } else { 0 },
+            request,
+            tenant_slot,
+            body_len: 0,
+            payload_len: 0,
+            payload_offset: 0,
+        };
+        self.push_frame(header, body, payload.slice(..first), class);
+        offset += first;
+        while let Some(len) = pieces.next() {
+            let piece = payload.slice(offset..offset + len);
+            let last = pieces.peek().is_none();
+            self.push_piece(request, tenant_slot, piece, offset, last, class);
             offset += len;
-            first = false;
         }
+    }
+
+    /// One piece of a longer payload, as `Data`: `offset` is where it lies in that, and `last` that it is
+    /// its end.
+    pub(super) fn push_piece(
+        &mut self,
+        request: u64,
+        tenant_slot: u32,
+        piece: Bytes,
+        offset: usize,
+        last: bool,
+        class: Class,
+    ) {
+        let header = Header {
+            op: Op::Data,
+            flags: if last { flags::LAST } else { 0 },
+            request,
+            tenant_slot,
+            body_len: 0,
+            payload_len: 0,
+            payload_offset: offset as u64,
+        };
+        self.push_frame(header, &Empty {}, piece, class);
+    }
+
+    /// A frame; `header` gets the lengths of what follows it.
+    fn push_frame(&mut self, header: Header, body: &impl Wire, payload: Bytes, class: Class) {
+        let mut head = vec![0; HEADER_LEN];
+        body.put(&mut head);
+        let header = Header {
+            body_len: u32::try_from(head.len() - HEADER_LEN).unwrap_or(u32::MAX),
+            payload_len: u32::try_from(payload.len()).unwrap_or(u32::MAX),
+            ..header
+        };
+        head[..HEADER_LEN].copy_from_slice(&header.encode());
+        self.waiting[usize::from(class.code())].push_back(Frame { head, payload, sent: 0 });
     }
 
     /// Takes back payload of a request that is not yet being sent. Frames without payload still go out:
@@ -218,7 +248,6 @@ impl Outgoing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use larder_proto::frame::Empty;
 
     fn push(out: &mut Outgoing, request: u64, len: usize, class: Class) {
         out.push_payload(Op::ReadOk, request, 0, &Empty {}, vec![0; len].into(), class);

@@ -128,9 +128,7 @@ fn reserve(n: u8, len: usize) -> Reserve {
 }
 
 async fn put(connection: &Connection, n: u8, len: usize) -> Result<PutOutcome, TransferError> {
-    let payload = bytes(n, len);
-    let sums = ChunkSums::of(&payload, DEFAULT_CHUNK);
-    connection.put(&reserve(n, len), payload.into(), || sums).await
+    connection.put(&reserve(n, len), bytes(n, len).into()).await
 }
 
 fn whole(n: u8) -> Read {

@@ -1,6 +1,7 @@
 //! Parts put, read and cancelled over the data plane.
 
 use super::{raw::RawPeer, *};
+use larder_proto::frame::{Commit, Failed, Op, decode_body};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn parts_of_every_size_come_back_as_they_were_put_over_tcp_and_unix() {
@@ -47,8 +48,7 @@ async fn a_range_is_verified_by_itself_and_bad_ranges_are_refused() {
     }
     for len in [0, (1 << 30) + 1, u64::MAX] {
         let wish = Reserve { len, ..reserve(2, 0) };
-        let sums = ChunkSums::of(&[], DEFAULT_CHUNK);
-        let refused = tcp.put(&wish, bytes::Bytes::new(), || sums).await.unwrap_err();
+        let refused = tcp.put(&wish, bytes::Bytes::new()).await.unwrap_err();
         assert_eq!(code(&refused), Some(Code::Limit), "a part of {len} bytes");
     }
     assert_eq!(get(&tcp, &whole(1)).await.unwrap(), all);
@@ -96,12 +96,14 @@ async fn a_bit_flipped_in_the_arena_is_found_withdrawn_and_replaced_by_a_put() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_writer_whose_bytes_are_not_those_it_summed_publishes_nothing() {
     let node = TestNode::start(1, 16 << 20).await;
-    let tcp = node.tcp().await;
     let mut sums = ChunkSums::of(&bytes(1, 500_000), DEFAULT_CHUNK);
     sums.sums[1] ^= 1;
-    let refused =
-        tcp.put(&reserve(1, 500_000), bytes(1, 500_000).into(), || sums).await.unwrap_err();
-    assert_eq!(code(&refused), Some(Code::Damaged));
+    let mut writer = RawPeer::connect(node.address).await;
+    writer.ask(Op::Reserve, 2, &reserve(1, 500_000)).await;
+    writer.data(2, &bytes(1, 500_000)).await;
+    let (_, body) = writer.question(Op::Commit, 2, &Commit { sums }).await;
+    let failed: Failed = decode_body("failed", &body).unwrap();
+    assert_eq!(failed.code, Code::Damaged);
     assert!(node.held(1).is_none());
     assert_eq!(node.node.catalog().arena().used_bytes(), 0);
 }
@@ -111,7 +113,7 @@ async fn a_put_that_is_not_committed_in_time_gives_its_name_and_space_back() {
     let limits = Limits { write_deadline: Duration::from_millis(30), ..Limits::default() };
     let node = TestNode::with_limits(1, 1, 16 << 20, limits).await;
     let mut stalled = RawPeer::connect(node.address).await;
-    stalled.ask(larder_proto::frame::Op::Reserve, 2, &reserve(1, 100_000)).await;
+    stalled.ask(Op::Reserve, 2, &reserve(1, 100_000)).await;
     let tcp = node.tcp().await;
     let meanwhile = put(&tcp, 1, 100_000).await;
     assert!(meanwhile.is_ok(), "in progress or, once the time was up, stored: {meanwhile:?}");
@@ -127,7 +129,7 @@ async fn a_writer_that_vanishes_in_mid_write_leaves_nothing() {
     let node = TestNode::start(1, 16 << 20).await;
     for cut in [0, 1, 70_000] {
         let mut writer = RawPeer::connect(node.address).await;
-        writer.ask(larder_proto::frame::Op::Reserve, 2, &reserve(1, 100_000)).await;
+        writer.ask(Op::Reserve, 2, &reserve(1, 100_000)).await;
         writer.data(2, &bytes(1, 100_000)[..cut]).await;
         assert!(node.held(1).is_none());
         drop(writer);
