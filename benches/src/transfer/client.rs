@@ -62,8 +62,12 @@ impl Payload {
 pub(super) struct Parts {
     /// Bytes of each.
     pub(super) len: usize,
-    /// Parts that are there, from `first` on; as many as the reference has slots.
+    /// Number of what the reference has in its first slot; one more in each of the next.
     pub(super) first: u64,
+    /// Slots of the reference: they take as much memory as our arena, so that puts of both sides land in
+    /// memory that was not touched for as long.
+    pub(super) slots: usize,
+    /// Parts that gets go round in: those of the last slots.
     pub(super) count: usize,
     /// The next number that was never put.
     pub(super) fresh: Arc<AtomicU64>,
@@ -72,14 +76,18 @@ pub(super) struct Parts {
 impl Parts {
     /// Part `i` of those that are there, over and over.
     fn there(&self, i: usize) -> Part {
-        let at = i % self.count;
-        let slot = u32::try_from(at).unwrap_or(u32::MAX);
-        Part { number: self.first + at as u64, slot, len: self.len }
+        self.at(self.slots - self.count + i % self.count)
     }
 
     /// A part that was never put, for a slot that no other client uses.
     fn fresh(&self, i: usize) -> Part {
-        Part { number: self.fresh.fetch_add(1, Ordering::Relaxed), ..self.there(i) }
+        let number = self.fresh.fetch_add(1, Ordering::Relaxed);
+        Part { number, ..self.at(i % self.slots) }
+    }
+
+    fn at(&self, slot: usize) -> Part {
+        let number = self.first + slot as u64;
+        Part { number, slot: u32::try_from(slot).unwrap_or(u32::MAX), len: self.len }
     }
 }
 

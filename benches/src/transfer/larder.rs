@@ -63,11 +63,10 @@ impl Node {
     }
 
     /// Puts parts of one length until the arena has been filled once over, so that from here on every put
-    /// evicts. The last `parts.count` of them are those from `parts.first` on.
-    pub(super) async fn fill(&self, parts: &Parts, total: usize) -> Result<(), BenchError> {
+    /// evicts.
+    pub(super) async fn fill(&self, parts: &Parts) -> Result<(), BenchError> {
         let mut session = self.local(false).await?;
-        let first = (parts.first + parts.count as u64).saturating_sub(total as u64);
-        for number in first..first + total as u64 {
+        for number in parts.first..parts.first + parts.slots as u64 {
             session.put(Part { number, slot: 0, len: parts.len }).await?;
         }
         Ok(())

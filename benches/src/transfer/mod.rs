@@ -77,7 +77,8 @@ releases nothing; for local_copy a get is a bare memcpy and a put one copy into 
 
 Columns: ratios are ours / reference, the median of interleaved pairs with the middle half of them. cpu is
 CPU seconds of client and server together for each GB (10^9 bytes): at most the goal. GB/s: at least the goal.
-The node's arena is filled once over before each size, so every put evicts (LRU, watermarks 0.95 and 0.90).
+The node's arena is filled once over before each size, so every put evicts (LRU, watermarks 0.95 and 0.90);
+the reference has slots of as much memory, and its puts go round in them.
 verified in the JSON: the receiver checked every byte against its sums inside the measured time. Bytes that are
 read in place were verified when they were committed.
 
@@ -139,22 +140,21 @@ impl<'a> OfOneSize<'a> {
         fresh: &Arc<AtomicU64>,
         dir: &std::path::Path,
     ) -> Result<Self, BenchError> {
-        let (count, total) = (plan.parts_there(len), plan.parts_to_fill(len));
-        let before = fresh.fetch_add(total as u64, Ordering::Relaxed);
-        let first = before + (total - count) as u64;
-        let parts = Parts { len, first, count, fresh: Arc::clone(fresh) };
+        let (count, slots) = (plan.parts_there(len), plan.parts_to_fill(len));
+        let first = fresh.fetch_add(slots as u64, Ordering::Relaxed);
+        let parts = Parts { len, first, slots, count, fresh: Arc::clone(fresh) };
         let dir = tempfile::tempdir_in(dir).map_err(BenchError::io("make a folder for sockets"))?;
         let args = [
             "reference".to_owned(),
             format!("--len={len}"),
-            format!("--count={count}"),
+            format!("--count={slots}"),
             format!("--first-part={first}"),
             format!("--dir={}", dir.path().display()),
         ];
         let this = std::env::current_exe().map_err(BenchError::io("find this program"))?;
         let mut reference = Child::start("reference", &this, &args, dir.path())?;
         // The two fill their memory at the same time.
-        node.fill(&parts, total).await?;
+        node.fill(&parts).await?;
         let reference_tcp = reference.announced("tcp")?;
         let unix = reference.announced("unix")?.into();
         let shared = reference.announced("shared")?.into();

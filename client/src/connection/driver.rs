@@ -22,6 +22,8 @@ use tokio::{
 
 /// Bytes that one turn writes or reads before other tasks of the thread get theirs.
 const TURN_BYTES: usize = 4 << 20;
+/// Bytes of a put that are summed before it is granted: what a round trip within a host has time for.
+const SUMMED_AHEAD: usize = 1 << 20;
 /// Bytes of one read: summed while they are in the cache.
 const READ_BYTES: usize = 256 << 10;
 
@@ -44,9 +46,41 @@ pub(super) enum Answer {
 
 /// A put: its bytes, and who waits for what becomes of them.
 pub(super) struct Put {
-    pub(super) payload: Bytes,
-    pub(super) sums: RunningSums,
+    pub(super) upload: Upload,
     pub(super) done: oneshot::Sender<Result<Reply, TransferError>>,
+}
+
+/// The bytes of a put. Each piece is summed right before it is written, so that both find it in the cache;
+/// only the first ones are summed before, in the time that the peer takes to grant.
+pub(super) struct Upload {
+    payload: Bytes,
+    sums: RunningSums,
+    summed: usize,
+    sent: usize,
+}
+
+impl Upload {
+    /// # Panics
+    /// As [`RunningSums::new`].
+    pub(super) fn new(payload: Bytes, chunk_len: u32) -> Self {
+        Self { payload, sums: RunningSums::new(chunk_len), summed: 0, sent: 0 }
+    }
+
+    fn sum_to(&mut self, end: usize) {
+        let end = end.min(self.payload.len());
+        if end > self.summed {
+            self.sums.update(&self.payload[self.summed..end], |_, _| ());
+            self.summed = end;
+        }
+    }
+
+    /// The next piece, where it lies, and whether it is the last.
+    fn next_piece(&mut self) -> (Bytes, usize, bool) {
+        let (from, end) = (self.sent, self.payload.len().min(self.sent + WRITE_BYTES));
+        self.sum_to(end);
+        self.sent = end;
+        (self.payload.slice(from..end), from, end == self.payload.len())
+    }
 }
 
 /// A new request.
@@ -78,15 +112,6 @@ struct Arriving {
     damaged: Option<Damaged>,
 }
 
-/// The bytes of a put that are wanted. Each piece is summed right before it is written, so that both find
-/// it in the cache.
-struct Upload {
-    request: u64,
-    payload: Bytes,
-    sent: usize,
-    sums: RunningSums,
-}
-
 enum State {
     Waiting(Answer),
     Arriving(Arriving, ReadDone),
@@ -109,7 +134,9 @@ pub(super) struct Driver {
     incoming: Incoming,
     outgoing: Outgoing,
     /// Bytes that go out when nothing else does, a piece of each in turn.
-    uploads: VecDeque<Upload>,
+    uploads: VecDeque<(u64, Upload)>,
+    /// A put that was just asked for.
+    asked: Option<u64>,
     pending: HashMap<u64, Pending>,
     /// The request whose payload is being read.
     current: Option<(u64, Header)>,
@@ -144,6 +171,7 @@ impl Driver {
             incoming: Incoming::default(),
             outgoing: Outgoing::default(),
             uploads: VecDeque::new(),
+            asked: None,
             pending: HashMap::new(),
             current: None,
             scrap: Vec::new(),
@@ -184,6 +212,7 @@ impl Driver {
                 Ok(drained) => drained,
                 Err(error) => return error.into(),
             };
+            self.sum_ahead();
             match self.receive() {
                 Ok(true) => {
                     tokio::task::yield_now().await;
@@ -286,8 +315,8 @@ impl Driver {
         let before = self.outgoing.sent_bytes();
         let mut drained = self.outgoing.flush(&self.socket, TURN_BYTES)?;
         while drained && self.outgoing.sent_bytes() - before < TURN_BYTES as u64 {
-            let Some(upload) = self.uploads.pop_front() else { break };
-            self.send_piece(upload);
+            let Some((request, upload)) = self.uploads.pop_front() else { break };
+            self.send_piece(request, upload);
             drained = self.outgoing.flush(&self.socket, TURN_BYTES)?;
         }
         if self.outgoing.sent_bytes() > before {
@@ -301,19 +330,23 @@ impl Driver {
     }
 
     /// The next piece of a put, and after the last one its commit.
-    fn send_piece(&mut self, mut upload: Upload) {
-        let Upload { request, ref payload, sent, ref mut sums } = upload;
-        let end = payload.len().min(sent + WRITE_BYTES);
-        let piece = payload.slice(sent..end);
-        sums.update(&piece, |_, _| ());
-        let (slot, last) = (self.tenant_slot, end == payload.len());
-        self.outgoing.push_piece(request, slot, piece, sent, last, Class::Demand);
+    fn send_piece(&mut self, request: u64, mut upload: Upload) {
+        let slot = self.tenant_slot;
+        let (piece, at, last) = upload.next_piece();
+        self.outgoing.push_piece(request, slot, piece, at, last, Class::Demand);
         if last {
             let commit = Commit { sums: upload.sums.finish(|_, _| ()) };
             return self.outgoing.push(Op::Commit, request, slot, &commit);
         }
-        upload.sent = end;
-        self.uploads.push_back(upload);
+        self.uploads.push_back((request, upload));
+    }
+
+    /// Sums the first bytes of a put while its peer decides.
+    fn sum_ahead(&mut self) {
+        let pending = self.asked.take().and_then(|request| self.pending.get_mut(&request));
+        if let Some(Pending { state: State::Waiting(Answer::Put(put)), .. }) = pending {
+            put.upload.sum_to(SUMMED_AHEAD);
+        }
     }
 
     fn obey(&mut self, command: Command) {
@@ -329,6 +362,9 @@ impl Driver {
                 let body = Encoded(body);
                 let slot = self.tenant_slot;
                 self.outgoing.push_payload(op, request, slot, &body, Bytes::new(), class);
+                if matches!(answer, Answer::Put(_)) {
+                    self.asked = Some(request);
+                }
                 let state = State::Waiting(answer);
                 self.pending.insert(request, Pending { state, _permit: permit });
             }
@@ -339,7 +375,7 @@ impl Driver {
                 if self.pending.remove(&request).is_some() {
                     self.cancelled = true;
                     self.outgoing.forget(request);
-                    self.uploads.retain(|upload| upload.request != request);
+                    self.uploads.retain(|(of, _)| *of != request);
                     self.outgoing.push(Op::Cancel, request, self.tenant_slot, &Empty {});
                 }
             }
@@ -524,10 +560,10 @@ impl Driver {
     /// The peer wants the bytes of a put: they go out at once.
     fn granted(&mut self, request: u64, reply: &Reply) {
         let Some(Pending { state, _permit }) = self.pending.remove(&request) else { return };
-        let State::Waiting(Answer::Put(Put { payload, sums, done })) = state else {
+        let State::Waiting(Answer::Put(Put { upload, done })) = state else {
             return fail(state, &reply.refusal());
         };
-        self.uploads.push_back(Upload { request, payload, sent: 0, sums });
+        self.uploads.push_back((request, upload));
         let state = State::Waiting(Answer::Reply(done));
         self.pending.insert(request, Pending { state, _permit });
     }

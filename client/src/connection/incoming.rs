@@ -1,7 +1,8 @@
 //! Frames on their way in.
 //!
 //! Heads (header and body) come through a small buffer, so that many small frames cost one read;
-//! payloads are read straight into their destination but for the few bytes that came along with a head.
+//! payloads are read straight into their destination but for the few bytes that came along with a head,
+//! and the head behind a payload comes along with its last bytes.
 
 use super::{Socket, spin};
 use larder_proto::{
@@ -106,10 +107,13 @@ impl Incoming {
             self.start += buffered;
             buffered
         } else {
-            match read(&mut into[..want], |into| socket.try_read(into))? {
-                None => return Ok(None),
-                Some(n) => n,
-            }
+            // The read that may end the payload takes the next head along.
+            let behind = if want == self.payload_left { &mut self.buffer[..] } else { &mut [] };
+            let Some(n) = read(|| socket.try_read(&mut into[..want], behind))? else {
+                return Ok(None);
+            };
+            (self.start, self.end) = (0, n.saturating_sub(want));
+            n.min(want)
         };
         self.payload_left -= got;
         Ok(Some(got))
@@ -135,7 +139,7 @@ impl Incoming {
     fn fill_body(&mut self, socket: &Socket, missing: usize) -> Result<bool, ReadError> {
         let have = self.body.len();
         self.body.resize(have + missing, 0);
-        let got = read(&mut self.body[have..], |into| socket.try_read(into));
+        let got = read(|| socket.try_read(&mut self.body[have..], &mut []));
         let n = got.as_ref().map_or(0, |got| got.unwrap_or(0));
         self.body.truncate(have + n);
         Ok(got?.is_some())
@@ -147,16 +151,16 @@ impl Incoming {
 
     /// Reads more into the buffer; `false` when nothing is there now.
     fn fill(&mut self, socket: &Socket) -> Result<bool, ReadError> {
-        self.fill_with(|into| socket.try_read(into))
+        self.fill_with(|into| socket.try_read(into, &mut []))
     }
 
     fn fill_with(
         &mut self,
-        receive: impl FnMut(&mut [u8]) -> io::Result<usize>,
+        mut receive: impl FnMut(&mut [u8]) -> io::Result<usize>,
     ) -> Result<bool, ReadError> {
         self.buffer.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.buffered());
-        match read(&mut self.buffer[self.end..], receive)? {
+        match read(|| receive(&mut self.buffer[self.end..]))? {
             None => Ok(false),
             Some(n) => {
                 self.end += n;
@@ -166,12 +170,9 @@ impl Incoming {
     }
 }
 
-fn read(
-    into: &mut [u8],
-    mut receive: impl FnMut(&mut [u8]) -> io::Result<usize>,
-) -> Result<Option<usize>, ReadError> {
+fn read(mut receive: impl FnMut() -> io::Result<usize>) -> Result<Option<usize>, ReadError> {
     loop {
-        match receive(into) {
+        match receive() {
             Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
             Ok(n) => return Ok(Some(n)),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),

@@ -16,15 +16,14 @@ mod spin;
 
 pub use incoming::{Incoming, ReadError};
 pub use outgoing::Outgoing;
-pub use socket::{Socket, receive_with_fds, send_with_fds};
+pub use socket::{Socket, receive_with_fds, send_with_fds, tune};
 pub use spin::Spin;
 
 use crate::error::TransferError;
 use bytes::Bytes;
-use driver::{Answer, Command, Driver, Put, Request};
+use driver::{Answer, Command, Driver, Put, Request, Upload};
 use larder_proto::{
     block_key,
-    checksum::RunningSums,
     frame::{
         Code, Committed, Failed, HEADER_LEN, Header, Hello, HelloOk, InProgress, Leased, Lookup,
         LookupOk, Op, Read, ReadOk, Release, Reserve, Role, VERSION, decode_body,
@@ -336,8 +335,8 @@ impl Connection {
         payload: Bytes,
     ) -> Result<PutOutcome, TransferError> {
         let (done, answer) = oneshot::channel();
-        let sums = RunningSums::new(reserve.chunk_len);
-        let asked = Answer::Put(Put { payload, sums, done });
+        let upload = Upload::new(payload, reserve.chunk_len);
+        let asked = Answer::Put(Put { upload, done });
         let guard = self.send(Op::Reserve, reserve.to_wire(), asked).await?;
         let answer = answer.await;
         guard.disarm();
@@ -469,7 +468,7 @@ async fn read_exact(socket: &Socket, into: &mut [u8]) -> Result<(), TransferErro
     let mut filled = 0;
     while filled < into.len() {
         socket.ready(Interest::READABLE).await?;
-        match socket.try_read(&mut into[filled..]) {
+        match socket.try_read(&mut into[filled..], &mut []) {
             Ok(0) => return Err(TransferError::Lost("closed during the hello".to_owned())),
             Ok(n) => filled += n,
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}

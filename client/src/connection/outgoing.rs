@@ -16,6 +16,9 @@ const SLICES: usize = 32;
 /// Bytes of one write: what the reference of the design sends at once, and little enough that the
 /// receiver sums it while it is in its cache.
 pub(super) const WRITE_BYTES: usize = 256 << 10;
+/// What a write may hold besides payload: the small frames behind a full one go out with it, since a write
+/// of their own would wake the receiver once more.
+const HEAD_BYTES: usize = 4 << 10;
 /// Payload of one frame when several requests share the connection: short enough that an urgent small
 /// answer never waits for a long one.
 const FRAME_BYTES: usize = 1 << 20;
@@ -177,18 +180,21 @@ impl Outgoing {
             }
             let mut slices = [IoSlice::new(&[]); SLICES];
             // Heads do not count: a payload of a whole number of writes takes that many.
-            let (mut used, mut bytes) = (0, 0);
+            let (mut used, mut room) = (0, WRITE_BYTES);
             for frame in &self.chosen {
                 let (head, payload) = frame.slices();
-                let payload = &payload[..payload.len().min(WRITE_BYTES - bytes)];
-                bytes += payload.len();
-                for piece in [head, payload] {
+                if used > SLICES - 2 || (room == 0 && !payload.is_empty()) {
+                    break;
+                }
+                let now = &payload[..payload.len().min(room)];
+                room -= now.len();
+                for piece in [head, now] {
                     if !piece.is_empty() {
                         slices[used] = IoSlice::new(piece);
                         used += 1;
                     }
                 }
-                if bytes == WRITE_BYTES || used >= SLICES - 1 {
+                if now.len() < payload.len() {
                     break;
                 }
             }
@@ -208,7 +214,7 @@ impl Outgoing {
     }
 
     fn choose(&mut self) {
-        while self.chosen_bytes < WRITE_BYTES {
+        while self.chosen_bytes < WRITE_BYTES + HEAD_BYTES {
             if self.waiting[1..].iter().all(VecDeque::is_empty) {
                 // Nearly always: demand alone, which needs no turns.
                 let Some(frame) = self.waiting[0].pop_front() else { return };

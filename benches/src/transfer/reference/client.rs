@@ -6,7 +6,10 @@ use crate::{
     error::BenchError,
     transfer::client::{Client, Part, Payload},
 };
-use larder_client::{connection::receive_with_fds, memory::SharedMemory};
+use larder_client::{
+    connection::{receive_with_fds, tune},
+    memory::SharedMemory,
+};
 use larder_proto::checksum::{DEFAULT_CHUNK, RunningSums, sum};
 use std::{io, path::Path};
 use tokio::{
@@ -27,7 +30,7 @@ pub(crate) struct OverStream<S> {
 impl OverStream<TcpStream> {
     pub(crate) async fn tcp(address: &str) -> io::Result<Self> {
         let stream = TcpStream::connect(address).await?;
-        stream.set_nodelay(true)?;
+        tune(&stream)?;
         Ok(Self::new(stream))
     }
 }

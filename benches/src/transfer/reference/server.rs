@@ -6,7 +6,10 @@ use super::{
     sums_are,
 };
 use crate::error::BenchError;
-use larder_client::{connection::send_with_fds, memory::SharedMemory};
+use larder_client::{
+    connection::{send_with_fds, tune},
+    memory::SharedMemory,
+};
 use larder_proto::checksum::{DEFAULT_CHUNK, RunningSums};
 use std::{
     io::{self, IoSlice, Write},
@@ -69,7 +72,7 @@ async fn serve(slots: Arc<Slots>, args: &Args) -> io::Result<()> {
         tokio::select! {
             accepted = tcp.accept() => {
                 let (stream, _) = accepted?;
-                stream.set_nodelay(true)?;
+                tune(&stream)?;
                 connections.spawn(serve_stream(slots, stream));
             }
             accepted = unix_listener.accept() => {
