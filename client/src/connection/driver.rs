@@ -5,12 +5,13 @@ use crate::error::TransferError;
 use bytes::Bytes;
 use larder_proto::{
     checksum::{Damaged, RunningSums},
-    frame::{Class, Commit, Empty, Header, Op, Read, ReadOk, decode_body},
+    frame::{Class, Commit, Empty, Header, Op, Read, ReadOk, Release, decode_body},
     wire::Encoded,
 };
 use std::{
     any::Any,
     collections::{HashMap, VecDeque},
+    iter,
     pin::pin,
     time::Duration,
 };
@@ -129,8 +130,9 @@ pub(super) struct Driver {
     socket: Socket,
     tenant_slot: u32,
     inbox: mpsc::UnboundedReceiver<Command>,
-    /// For leases that nobody took; weak, so that the driver does not keep itself alive.
-    commands: mpsc::WeakUnboundedSender<Command>,
+    /// Leases in answers that nobody took, at whatever point they were dropped.
+    untaken: mpsc::UnboundedReceiver<u64>,
+    to_untaken: mpsc::UnboundedSender<u64>,
     incoming: Incoming,
     outgoing: Outgoing,
     /// Bytes that go out when nothing else does, a piece of each in turn.
@@ -159,15 +161,16 @@ impl Driver {
         socket: Socket,
         tenant_slot: u32,
         inbox: mpsc::UnboundedReceiver<Command>,
-        commands: mpsc::WeakUnboundedSender<Command>,
         silence_limit: Duration,
     ) -> Self {
         let now = Instant::now();
+        let (to_untaken, untaken) = mpsc::unbounded_channel();
         Self {
             socket,
             tenant_slot,
             inbox,
-            commands,
+            untaken,
+            to_untaken,
             incoming: Incoming::default(),
             outgoing: Outgoing::default(),
             uploads: VecDeque::new(),
@@ -241,6 +244,10 @@ impl Driver {
                     Some(command) => self.obey(command),
                     None => return self.farewell().await,
                 },
+                Some(lease) = self.untaken.recv() => {
+                    let release = Release { leases: vec![lease] };
+                    self.outgoing.push(Op::Release, 0, self.tenant_slot, &release);
+                }
                 // Peers close after their limit of silence; so do we. Something is said four times in it.
                 () = &mut ask => {
                     let now = Instant::now();
@@ -312,6 +319,7 @@ impl Driver {
 
     /// Writes what the socket takes; whether nothing is left.
     fn flush(&mut self) -> std::io::Result<bool> {
+        self.release_untaken();
         let before = self.outgoing.sent_bytes();
         let mut drained = self.outgoing.flush(&self.socket, TURN_BYTES)?;
         while drained && self.outgoing.sent_bytes() - before < TURN_BYTES as u64 {
@@ -418,7 +426,7 @@ impl Driver {
             }
             Op::ReadOk => self.begin_read(request, &header, &body)?,
             Op::Data => {}
-            op => self.reply(request, Reply::releasing(op, body, &self.commands)),
+            op => self.reply(request, Reply::returning(op, body, &self.to_untaken)),
         }
         match header.payload_len {
             0 => self.end_frame(request, &header),
@@ -526,34 +534,29 @@ impl Driver {
         if reply.op == Op::Granted {
             return self.granted(request, &reply);
         }
-        let Some(Pending { state, _permit }) = self.pending.remove(&request) else {
-            return self.untaken(reply); // The request was cancelled.
-        };
-        let untaken = match state {
+        // Nobody may wait any more; a lease in the answer goes back when it is dropped.
+        let Some(Pending { state, _permit }) = self.pending.remove(&request) else { return };
+        match state {
             State::Waiting(Answer::Stream { each, last }) => {
                 let ended = reply.op == last;
-                let untaken = each.send(Ok(reply)).err().map(|unsent| unsent.0);
+                let _ = each.send(Ok(reply));
                 if !ended {
                     let state = State::Waiting(Answer::Stream { each, last });
                     self.pending.insert(request, Pending { state, _permit });
                 }
-                untaken
             }
             State::Waiting(
                 Answer::Reply(done) | Answer::Keeping { done, .. } | Answer::Put(Put { done, .. }),
-            ) => done.send(Ok(reply)).err(),
-            other => return fail(other, &reply.refusal()),
-        };
-        if let Some(Ok(reply)) = untaken {
-            self.untaken(reply);
+            ) => _ = done.send(Ok(reply)),
+            other => fail(other, &reply.refusal()),
         }
     }
 
-    /// An answer for which nobody waits any more. A lease in it goes back from here: the last handle may
-    /// be gone.
-    fn untaken(&mut self, mut reply: Reply) {
-        if let Some((release, _)) = reply.unclaimed() {
-            self.outgoing.push(Op::Release, 0, self.tenant_slot, &release);
+    /// Gives leases that nobody took back.
+    fn release_untaken(&mut self) {
+        let leases: Vec<u64> = iter::from_fn(|| self.untaken.try_recv().ok()).collect();
+        if !leases.is_empty() {
+            self.outgoing.push(Op::Release, 0, self.tenant_slot, &Release { leases });
         }
     }
 

@@ -26,7 +26,7 @@ use larder_proto::{
     block_key,
     frame::{
         Code, Committed, Failed, HEADER_LEN, Header, Hello, HelloOk, InProgress, Leased, Lookup,
-        LookupOk, Op, Read, ReadOk, Release, Reserve, Role, VERSION, decode_body,
+        LookupOk, Op, Read, ReadOk, Reserve, Role, VERSION, decode_body,
     },
     ids::{Generation, Incarnation, NodeId, TenantName},
     part::TierSet,
@@ -160,25 +160,26 @@ pub struct Reply {
     /// What it says.
     pub op: Op,
     body: Vec<u8>,
-    release: Option<mpsc::WeakUnboundedSender<Command>>,
+    /// Hears of the lease in it if nobody takes that.
+    untaken: Option<mpsc::UnboundedSender<u64>>,
 }
 
 impl Reply {
     pub(crate) fn new(op: Op, body: Vec<u8>) -> Self {
-        Self { op, body, release: None }
+        Self { op, body, untaken: None }
     }
 
-    /// An answer whose lease, if it holds one, goes back through `commands`.
-    fn releasing(op: Op, body: Vec<u8>, commands: &mpsc::WeakUnboundedSender<Command>) -> Self {
-        let release = (op == Op::Leased).then(|| commands.clone());
-        Self { op, body, release }
+    /// An answer whose lease, if it holds one, goes back through `untaken`.
+    fn returning(op: Op, body: Vec<u8>, untaken: &mpsc::UnboundedSender<u64>) -> Self {
+        let untaken = (op == Op::Leased).then(|| untaken.clone());
+        Self { op, body, untaken }
     }
 
     /// The body, which must belong to `op`; a refusal becomes an error.
     pub fn expect<T: Wire>(mut self, op: Op) -> Result<T, TransferError> {
         if self.op == op {
             let value = decode_body(op.name(), &self.body)?;
-            self.release = None; // The caller has it now.
+            self.untaken = None; // The caller has it now.
             return Ok(value);
         }
         Err(self.refusal())
@@ -196,20 +197,12 @@ impl Reply {
     }
 }
 
-impl Reply {
-    /// The release of a lease that nobody took; `None` when there is none, or somebody has it.
-    fn unclaimed(&mut self) -> Option<(Release, mpsc::WeakUnboundedSender<Command>)> {
-        let commands = self.release.take()?;
-        let leased: Leased = decode_body("leased", &self.body).ok()?;
-        Some((Release { leases: vec![leased.lease] }, commands))
-    }
-}
-
 impl Drop for Reply {
     fn drop(&mut self) {
-        let Some((release, commands)) = self.unclaimed() else { return };
-        if let Some(commands) = commands.upgrade() {
-            let _ = commands.send(Command::Tell { op: Op::Release, body: release.to_wire() });
+        if let Some(untaken) = self.untaken.take()
+            && let Ok(leased) = decode_body::<Leased>("leased", &self.body)
+        {
+            let _ = untaken.send(leased.lease); // Without a driver there is no session to say it on.
         }
     }
 }
@@ -260,8 +253,7 @@ impl Connection {
         let permits = Arc::new(Semaphore::new(peer.requests_limit.clamp(1, 4096) as usize));
         let mut driver = JoinSet::new();
         let silence = Duration::from_millis(u64::from(peer.silence_limit_ms).max(100));
-        let weak = commands.downgrade();
-        driver.spawn(Driver::new(socket, peer.tenant_slot, inbox, weak, silence).run());
+        driver.spawn(Driver::new(socket, peer.tenant_slot, inbox, silence).run());
         let next_request = AtomicU64::new(2); // 1 was the hello.
         let shared = Shared { peer, commands, permits, next_request, driver };
         Self { shared: Arc::new(shared) }
