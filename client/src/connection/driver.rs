@@ -4,8 +4,9 @@ use super::{Incoming, Landing, Outgoing, ReadError, Reply, Socket, Spin, outgoin
 use crate::error::TransferError;
 use bytes::Bytes;
 use larder_proto::{
+    LayoutFingerprint, PartNumber,
     checksum::{Damaged, RunningSums},
-    frame::{Class, Commit, Empty, Header, Op, Read, ReadOk, Release, decode_body},
+    frame::{Class, Commit, Empty, Header, Lookup, Op, Read, ReadOk, Release, decode_body},
     wire::Encoded,
 };
 use std::{
@@ -23,6 +24,8 @@ use tokio::{
 
 /// Bytes that one turn writes or reads before other tasks of the thread get theirs.
 const TURN_BYTES: usize = 4 << 20;
+/// Id of the question that a driver asks last; handles never get that far.
+const LAST_QUESTION: u64 = u64::MAX;
 /// Bytes of a put that are summed before it is granted: what a round trip within a host has time for.
 const SUMMED_AHEAD: usize = 1 << 20;
 /// Bytes of one read: summed while they are in the cache.
@@ -152,8 +155,8 @@ pub(super) struct Driver {
     spin: Spin,
     /// Something was cancelled: its answer may have been on its way, and may hold a lease.
     cancelled: bool,
-    /// The peer has answered a ping since this was last cleared.
-    ponged: bool,
+    /// What the peer said before it heard the last question has come.
+    all_heard: bool,
 }
 
 impl Driver {
@@ -184,7 +187,7 @@ impl Driver {
             blocked: false,
             spin: Spin::default(),
             cancelled: false,
-            ponged: false,
+            all_heard: false,
         }
     }
 
@@ -268,9 +271,12 @@ impl Driver {
     /// whose release is not heard stays with this process until it ends. Where something was cancelled,
     /// what the peer had answered before it heard of it is waited for too, since that may be a lease.
     async fn farewell(&mut self) -> TransferError {
-        self.ponged = !self.cancelled;
+        self.all_heard = !self.cancelled;
         if self.cancelled {
-            self.outgoing.push(Op::Ping, 0, self.tenant_slot, &Empty {});
+            // Answered in its turn, unlike a ping.
+            let (layout, part) = (LayoutFingerprint::from_bytes([0; 32]), PartNumber(0));
+            let nothing = Lookup { layout, part, keys: Vec::new() };
+            self.outgoing.push(Op::Lookup, LAST_QUESTION, self.tenant_slot, &nothing);
         }
         let limit = self.silence_limit;
         match timeout(limit, self.last_words()).await {
@@ -287,7 +293,7 @@ impl Driver {
                 tokio::task::yield_now().await;
                 continue;
             }
-            let interest = match (self.flush()?, self.ponged) {
+            let interest = match (self.flush()?, self.all_heard) {
                 (true, true) => return Ok(()),
                 (true, false) => Interest::READABLE,
                 (false, _) => Interest::READABLE | Interest::WRITABLE,
@@ -420,10 +426,8 @@ impl Driver {
     fn frame(&mut self, header: Header, body: Vec<u8>) -> Result<(), TransferError> {
         let request = header.request;
         match header.op {
-            Op::Pong => {
-                self.ponged = true;
-                return Ok(());
-            }
+            Op::Pong => return Ok(()),
+            Op::LookupOk if request == LAST_QUESTION => self.all_heard = true,
             Op::ReadOk => self.begin_read(request, &header, &body)?,
             Op::Data => {}
             op => self.reply(request, Reply::returning(op, body, &self.to_untaken)),

@@ -52,8 +52,37 @@ pub(super) struct TaskAnswer {
     pub(super) body: Vec<u8>,
     /// Bytes that go with it, and how urgent they are.
     pub(super) payload: Option<(Bytes, Class)>,
+    /// What `body` leases.
+    pub(super) lease: Option<Untold>,
     /// The request has no further answers.
     pub(super) last: bool,
+}
+
+/// A lease that its reader has not been told of: it ends when this is dropped.
+#[derive(Debug)]
+pub(super) struct Untold {
+    node: Arc<Node>,
+    reader: Reader,
+    lease: Option<u64>,
+}
+
+impl Untold {
+    pub(super) fn new(node: &Arc<Node>, reader: &Reader, lease: u64) -> Self {
+        Self { node: Arc::clone(node), reader: reader.clone(), lease: Some(lease) }
+    }
+
+    /// The reader is told: the lease is its to release.
+    fn told(mut self) {
+        self.lease = None;
+    }
+}
+
+impl Drop for Untold {
+    fn drop(&mut self) {
+        if let Some(lease) = self.lease {
+            self.node.leases().release(&self.reader, &[lease]);
+        }
+    }
 }
 
 /// A put on this connection.
@@ -182,9 +211,10 @@ impl Served {
                 other => debug!(%other, "connection closed"),
             }
         }
-        let Self { node, local, mut tasks, .. } = self;
+        let Self { node, local, mut tasks, inbox, .. } = self;
         // They may lease until they have ended, so they end before the leases are looked at.
         tasks.shutdown().await;
+        drop(inbox); // Leases that the reader was not told of end.
         if let Some(Local { reader, process, .. }) = local {
             node.keep_until_gone(&reader, process);
         }
@@ -323,9 +353,15 @@ impl Served {
     }
 
     fn take(&mut self, answer: TaskAnswer) {
-        let TaskAnswer { request, op, body, payload, last } = answer;
+        let TaskAnswer { request, op, body, payload, lease, last } = answer;
+        if !self.running.contains_key(&request) {
+            return; // It was cancelled; a lease ends here.
+        }
         if last {
             self.running.remove(&request);
+        }
+        if let Some(lease) = lease {
+            lease.told();
         }
         let slot = self.slot();
         let (payload, class) = payload.unwrap_or((Bytes::new(), Class::Demand));

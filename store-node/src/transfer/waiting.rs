@@ -2,7 +2,7 @@
 
 use super::{
     Reader,
-    connection::{Served, TaskAnswer},
+    connection::{Served, TaskAnswer, Untold},
     requests::Tenancy,
 };
 use crate::{
@@ -45,17 +45,26 @@ struct Answers {
 }
 
 impl Answers {
-    /// Whether the connection took it. One that is gone needs no answer; the task ends with it.
-    async fn send(&self, op: Op, body: Vec<u8>, last: bool) -> bool {
-        let payload = None;
-        self.to.send(TaskAnswer { request: self.request, op, body, payload, last }).await.is_ok()
+    /// An answer that the connection does not take is dropped with what it holds: the connection is gone,
+    /// and its tasks end with it.
+    async fn send(&self, op: Op, body: Vec<u8>, last: bool) {
+        let request = self.request;
+        let answer = TaskAnswer { request, op, body, payload: None, lease: None, last };
+        let _ = self.to.send(answer).await;
     }
 
     /// The same with a payload, as the last.
     async fn send_payload(&self, op: Op, body: Vec<u8>, payload: Bytes, class: Class) {
-        let payload = Some((payload, class));
-        let answer = TaskAnswer { request: self.request, op, body, payload, last: true };
-        let _ = self.to.send(answer).await; // A connection that is gone needs no answer.
+        let (request, payload) = (self.request, Some((payload, class)));
+        let answer = TaskAnswer { request, op, body, payload, lease: None, last: true };
+        let _ = self.to.send(answer).await;
+    }
+
+    /// The same with a lease, which ends if its reader is never told of it.
+    async fn send_lease(&self, node: &Arc<Node>, reader: &Reader, leased: &Leased, last: bool) {
+        let (request, lease) = (self.request, Some(Untold::new(node, reader, leased.lease)));
+        let (op, body) = (Op::Leased, leased.to_wire());
+        let _ = self.to.send(TaskAnswer { request, op, body, payload: None, lease, last }).await;
     }
 
     async fn fail(&self, code: Code, reason: &str, item: u32, last: bool) {
@@ -72,7 +81,7 @@ impl Served {
         }
         self.start(request, |node, tenancy, _, answers| async move {
             match node.match_prefix(&tenancy.name, &ask).await {
-                Some(matched) => _ = answers.send(Op::Matched, matched.to_wire(), true).await,
+                Some(matched) => answers.send(Op::Matched, matched.to_wire(), true).await,
                 None => {
                     let reason = format!("the layout has no rank {}", ask.rank);
                     answers.fail(Code::Layout, &reason, 0, true).await;
@@ -140,7 +149,7 @@ impl Served {
                 return answers.fail(Code::Miss, MISS, 0, true).await;
             };
             match node.lease(&reader, name, part, 0, Source::Local, node.id()) {
-                Some(leased) => hand_over(&node, &reader, &answers, leased, true).await,
+                Some(leased) => answers.send_lease(&node, &reader, &leased, true).await,
                 None => answers.fail(Code::Busy, TOO_MANY_LEASES, 0, true).await,
             }
         });
@@ -242,7 +251,7 @@ impl Fetching {
         let source = if from == self.node.id() { Source::Local } else { Source::Peer };
         match self.node.lease(&self.reader, name, read, item, source, from) {
             Some(leased) => {
-                hand_over(&self.node, &self.reader, &self.answers, leased, false).await;
+                self.answers.send_lease(&self.node, &self.reader, &leased, false).await;
             }
             None => self.answers.fail(Code::Busy, TOO_MANY_LEASES, item, false).await,
         }
@@ -286,29 +295,6 @@ impl Fetching {
         }
         let keys = missing.iter().map(|(_, name)| name.part.key);
         keys.filter_map(|key| Some((key, cached(&key)?))).collect()
-    }
-}
-
-/// Sends a lease; one that cannot be handed over, because the request is cancelled meanwhile, ends.
-async fn hand_over(node: &Node, reader: &Reader, answers: &Answers, leased: Leased, last: bool) {
-    let mut guard = Unsent { node, reader, lease: Some(leased.lease) };
-    if answers.send(Op::Leased, leased.to_wire(), last).await {
-        guard.lease = None;
-    }
-}
-
-/// A lease that its reader has not been told of.
-struct Unsent<'a> {
-    node: &'a Node,
-    reader: &'a Reader,
-    lease: Option<u64>,
-}
-
-impl Drop for Unsent<'_> {
-    fn drop(&mut self) {
-        if let Some(lease) = self.lease {
-            self.node.leases().release(self.reader, &[lease]);
-        }
     }
 }
 
