@@ -8,10 +8,9 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-/// Pause before the first new attempt, doubled up to [`LONGEST_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// A node that comes back is used again within this time.
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// Pause between attempts. One costs a system call on this host, and requests are computed whole meanwhile,
+/// so a node that comes back is looked for often.
+const PAUSE: Duration = Duration::from_millis(100);
 /// No fetch is of use for longer, however slow the engine is.
 pub(crate) const LONGEST_FETCH: Duration = Duration::from_secs(600);
 
@@ -21,7 +20,6 @@ pub(crate) async fn keep<C: Connect>(
     mut model: watch::Receiver<ModelDescription>,
     store: watch::Sender<Option<C::Store>>,
 ) {
-    let mut pause = FIRST_PAUSE;
     let mut told = false;
     loop {
         let description = model.borrow_and_update().clone();
@@ -29,7 +27,7 @@ pub(crate) async fn keep<C: Connect>(
             Ok(session) => {
                 info!(version = %description.version(), "connected to the local node");
                 counter!(metric::SESSIONS_TOTAL).increment(1);
-                (pause, told) = (FIRST_PAUSE, false);
+                told = false;
                 store.send_replace(Some(session.clone()));
                 tokio::select! {
                     () = session.closed() => warn!("the local node is gone; computing without it"),
@@ -42,8 +40,7 @@ pub(crate) async fn keep<C: Connect>(
                 if !std::mem::replace(&mut told, true) {
                     warn!(%error, "no local node; computing without it and trying again");
                 }
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                tokio::time::sleep(PAUSE).await;
             }
         }
     }

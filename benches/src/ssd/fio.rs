@@ -3,7 +3,7 @@
 use super::plan::Cell;
 use crate::{child::TIED, error::BenchError, figures::Leg};
 use serde::Deserialize;
-use std::{io, path::Path, process::Stdio, time::Duration};
+use std::{io, path::PathBuf, process::Stdio, time::Duration};
 use tokio::process::Command;
 
 /// `fio`, found.
@@ -57,21 +57,23 @@ impl Fio {
         &self.version
     }
 
-    /// The same requests as ours.
+    /// The same requests as ours, on these files of together `size` bytes, one file after the other.
     pub(super) async fn leg(
         &self,
         cell: Cell,
         length: Duration,
-        file: &Path,
-        file_len: u64,
+        files: &[PathBuf],
+        size: u64,
     ) -> Result<Leg, BenchError> {
+        let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
         let Cell { op, len, depth } = cell;
         let this = std::env::current_exe().map_err(BenchError::io("find this program"))?;
         let running = Command::new(this)
             .args([TIED, "fio", "--name=larder-bench", "--ioengine=io_uring", "--direct=1"])
             .args(["--thread", "--time_based", "--allow_file_create=0", "--output-format=json"])
-            .arg(format!("--filename={}", file.display()))
-            .arg(format!("--size={file_len}"))
+            .arg("--file_service_type=sequential")
+            .arg(format!("--filename={}", files.join(":")))
+            .arg(format!("--size={size}"))
             .arg(format!("--rw={}", op.name()))
             .arg(format!("--bs={len}"))
             .arg(format!("--iodepth={depth}"))

@@ -1,4 +1,8 @@
-//! Question: how much of the disk does the ssd tier reach, beside `fio`?
+//! Question: how much of the disk does the ssd tier reach, beside `fio`? And pushed beyond that, does it keep
+//! every word it gave?
+//!
+//! Legs of the tier write and read records, every one proven; then parts are put as fast as memory takes them,
+//! and each that was announced on the ssd is read back and compared.
 //!
 //! `--raw` measures the driver of the tier alone: the same file, offsets, lengths and depth as `fio` with io_uring
 //! and direct I/O, in interleaved pairs of legs. Both write the file that both read: where it lies on the disk
@@ -9,21 +13,27 @@ mod disk;
 mod fio;
 mod plan;
 mod rows;
+mod tier;
 
-use crate::{error::BenchError, figures::Pairs, report};
+use crate::{
+    error::BenchError,
+    figures::{Leg, Pairs},
+    report,
+};
 use disk::Disk;
 use fio::Fio;
 use larder_store_node::tiers::ssd::io::DriverChoice;
 use plan::{Cell, Op, Plan};
 use rows::Row;
-use std::path::PathBuf;
+use std::{future::Future, path::PathBuf, time::Duration};
+use tier::{Pushed, SEGMENT, Tier};
 
 /// `larder-bench ssd`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub(crate) struct Args {
     /// Measure the driver alone, without catalog, records and checksums
-    #[arg(long, required = true)]
+    #[arg(long)]
     raw: bool,
     /// End within 60 seconds: a shorter file, fewer and shorter legs
     #[arg(long)]
@@ -55,8 +65,8 @@ pub(crate) struct Args {
     /// What carries our requests out
     #[arg(long, value_name = "DRIVER", default_value = "auto")]
     driver: Driver,
-    /// Lock our memory once for all requests, not once a request
-    #[arg(long)]
+    /// With --raw: lock our memory once for all requests, not once a request, as the tier does
+    #[arg(long, requires = "raw")]
     register: bool,
 }
 
@@ -90,10 +100,16 @@ overwrite: a file that was only set aside is slower to write, on both sides.
 Columns: ratios are ours / fio, the median of interleaved pairs with the middle half of them; the goal is on
 GB/s. cpu is CPU seconds for each GB (10^9 bytes), of this process, and of fio as it states them itself.
 A disk of a virtual machine may be a cache of its host: a longer file (--file-mib) shows that.
-keys_* in the JSON belong to the whole tier and are null here.
+
+The tier lies in a folder of its own beside that file and takes as much room: segments of 256 MiB, no fsync
+(durability none), memory locked once; fio reads the same segment files. Its writes and reads count the bytes of parts, not of headers and footers,
+and its CPU includes checksums. After the writes of a row parts are put as fast as memory takes them, a quarter of
+what the path holds: keys_committed were announced on the ssd, keys_refused the write queue (depth x size) had no
+room for, keys_readable are those committed that were read back from the ssd with every byte right. With --raw
+they are null.
 
 Examples:
-  larder-bench ssd --raw --quick --dir /mnt/nvme0
+  larder-bench ssd --quick --dir /mnt/nvme0
   larder-bench ssd --raw --op read --size 1024 --depth 8 --pairs 15
   larder-bench ssd --raw --driver threads --json target/bench/ssd-threads.json";
 
@@ -101,25 +117,23 @@ Examples:
 pub(crate) async fn run(args: &Args) -> Result<(), BenchError> {
     let plan = Plan::of(args);
     let fio = Fio::find().await?;
-    let mut disk = Disk::start(&args.dir, args.driver.choice(), args.register, &plan).await?;
+    let disk = Disk::start(&args.dir, args.driver.choice(), args.register, &plan).await?;
     let bar = report::progress(plan.cells().count());
-    let mut cells_left = plan.cells().count();
+    let mut bench = Bench { plan, fio, disk, stamped: true, cells_left: 0 };
+    bench.cells_left = bench.plan.cells().count();
     let mut rows = Vec::new();
-    let mut stamped = true; // Until fio writes.
-    for cell in plan.cells() {
-        if cell.op == Op::Read && !stamped {
-            bar.set_message("writing the file again");
-            disk.fill().await?;
-            stamped = true;
-        }
-        stamped &= cell.op == Op::Read;
+    for cell in bench.plan.cells().collect::<Vec<_>>() {
         bar.set_message(cell.to_string());
-        disk.reopen(cell.depth).await?;
-        rows.push(Row::new(cell, &measure(cell, &plan, cells_left, &disk, &fio).await?));
-        cells_left -= 1;
+        let row = match args.raw {
+            true => bench.raw(cell).await?,
+            false => bench.tier(cell, args).await?,
+        };
+        rows.push(row);
+        bench.cells_left -= 1;
         bar.inc(1);
     }
     bar.finish_and_clear();
+    let Bench { plan, fio, disk, .. } = bench;
     println!("{}", rows::render(&rows, &plan, &disk, &fio));
     disk.remove().await?;
     match &args.json {
@@ -128,29 +142,77 @@ pub(crate) async fn run(args: &Args) -> Result<(), BenchError> {
     }
 }
 
-/// Interleaved pairs, the first leg of each by turns. One short pair before warms both sides up.
-async fn measure(
-    cell: Cell,
-    plan: &Plan,
+struct Bench {
+    plan: Plan,
+    fio: Fio,
+    disk: Disk,
+    /// The file holds what ours reads: until `fio` writes.
+    stamped: bool,
+    /// Cells that are still to be measured, the next one included.
     cells_left: usize,
-    disk: &Disk,
-    fio: &Fio,
-) -> Result<Pairs, BenchError> {
-    let leg = plan.leg(cells_left);
-    let mut pairs = Pairs::default();
-    for turn in 0..=plan.pairs {
-        let length = if turn == 0 { leg / 4 } else { leg };
-        let (ours, reference);
-        if turn % 2 == 0 {
-            ours = disk.leg(cell, length).await?;
-            reference = fio.leg(cell, length, &disk.path(), plan.file_len).await?;
-        } else {
-            reference = fio.leg(cell, length, &disk.path(), plan.file_len).await?;
-            ours = disk.leg(cell, length).await?;
+}
+
+impl Bench {
+    async fn raw(&mut self, cell: Cell) -> Result<Row, BenchError> {
+        if cell.op == Op::Read && !self.stamped {
+            self.disk.fill().await?;
+            self.stamped = true;
         }
-        if turn > 0 {
-            pairs.push(ours, reference);
-        }
+        self.stamped &= cell.op == Op::Read;
+        self.disk.reopen(cell.depth).await?;
+        let file = [self.disk.path()];
+        let reference = |length| self.fio.leg(cell, length, &file, self.plan.file_len);
+        let pairs = self.pairs(|length| self.disk.leg(cell, length), reference).await?;
+        Ok(Row::new(cell, &pairs, None))
     }
-    Ok(pairs)
+
+    async fn tier(&self, cell: Cell, args: &Args) -> Result<Row, BenchError> {
+        let queue = cell.depth * cell.len;
+        let driver = args.driver.choice();
+        let mut tier = Tier::start(&args.dir, driver, &self.plan, queue).await?;
+        let (mut files, mut size) = (vec![self.disk.path()], self.plan.file_len);
+        if cell.op == Op::Read {
+            // Both read the same files: where they lie on the disk falls on both sides alike.
+            tier.fill(cell).await?;
+            files = tier.files()?;
+            size = SEGMENT * files.len() as u64;
+        }
+        let reference = |length| self.fio.leg(cell, length, &files, size);
+        let pairs = self.pairs(|length| tier.leg(cell, length), reference).await?;
+        let pushed: Option<Pushed> = match cell.op {
+            Op::Write => Some(tier.push(cell).await?),
+            Op::Read => None,
+        };
+        tier.remove().await?;
+        Ok(Row::new(cell, &pairs, pushed))
+    }
+
+    /// Interleaved pairs, the first leg of each by turns. One short pair before warms both sides up.
+    async fn pairs<A, B>(
+        &self,
+        ours: impl Fn(Duration) -> A,
+        reference: impl Fn(Duration) -> B,
+    ) -> Result<Pairs, BenchError>
+    where
+        A: Future<Output = Result<Leg, BenchError>>,
+        B: Future<Output = Result<Leg, BenchError>>,
+    {
+        let leg = self.plan.leg(self.cells_left);
+        let mut pairs = Pairs::default();
+        for turn in 0..=self.plan.pairs {
+            let length = if turn == 0 { leg / 4 } else { leg };
+            let (a, b);
+            if turn % 2 == 0 {
+                a = ours(length).await?;
+                b = reference(length).await?;
+            } else {
+                b = reference(length).await?;
+                a = ours(length).await?;
+            }
+            if turn > 0 {
+                pairs.push(a, b);
+            }
+        }
+        Ok(pairs)
+    }
 }

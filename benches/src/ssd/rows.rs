@@ -4,6 +4,7 @@ use super::{
     disk::Disk,
     fio::Fio,
     plan::{Cell, Op, Plan},
+    tier::Pushed,
 };
 use crate::{
     figures::{Leg, Pairs, Spread},
@@ -24,7 +25,7 @@ pub(super) struct Row {
     fio_gb_per_s: f64,
     ratio: f64,
     cpu_s_per_gb: f64,
-    /// Of the whole tier; the driver alone knows no keys.
+    /// Of a push through the whole tier; the driver alone knows no keys.
     keys_committed: Option<u64>,
     keys_refused: Option<u64>,
     keys_readable: Option<u64>,
@@ -32,10 +33,12 @@ pub(super) struct Row {
     fio_cpu_s_per_gb: f64,
     #[serde(skip)]
     throughput: Spread,
+    #[serde(skip)]
+    pushed: Option<Pushed>,
 }
 
 impl Row {
-    pub(super) fn new(cell: Cell, pairs: &Pairs) -> Self {
+    pub(super) fn new(cell: Cell, pairs: &Pairs, pushed: Option<Pushed>) -> Self {
         let throughput = pairs.ratio(Leg::gb_per_second);
         Self {
             op: cell.op,
@@ -45,12 +48,22 @@ impl Row {
             fio_gb_per_s: pairs.reference(Leg::gb_per_second).median,
             ratio: throughput.median,
             cpu_s_per_gb: pairs.ours(Leg::cpu_seconds_per_gb).median,
-            keys_committed: None,
-            keys_refused: None,
-            keys_readable: None,
+            keys_committed: pushed.map(|pushed| pushed.committed),
+            keys_refused: pushed.map(|pushed| pushed.refused),
+            keys_readable: pushed.map(|pushed| pushed.readable),
             fio_cpu_s_per_gb: pairs.reference(Leg::cpu_seconds_per_gb).median,
             throughput,
+            pushed,
         }
+    }
+
+    /// What the push did, beside its goal: every part that was announced is readable.
+    fn pushed(&self) -> String {
+        let Some(pushed) = self.pushed else { return String::new() };
+        let Pushed { committed, refused, readable, put_gb_per_s, written_gb_per_s } = pushed;
+        let verdict = if readable == committed { "met" } else { "MISSED" };
+        let times = put_gb_per_s / written_gb_per_s.max(f64::MIN_POSITIVE);
+        format!("{committed} / {refused} / {readable} {verdict}, {times:.1} x the disk")
     }
 
     fn cells(&self) -> Vec<String> {
@@ -64,14 +77,25 @@ impl Row {
             format!("{:.3}", self.cpu_s_per_gb),
             format!("{:.3}", self.fio_cpu_s_per_gb),
             GOAL.verdict(self.throughput),
+            self.pushed(),
         ]
     }
 }
 
 /// The table, and what holds for all rows.
 pub(super) fn render(rows: &[Row], plan: &Plan, disk: &Disk, fio: &Fio) -> String {
-    let headers =
-        ["op", "size", "depth", "GB/s", "fio", "ratio", "CPU s/GB", "fio", "goal (ratio)"];
+    let headers = [
+        "op",
+        "size",
+        "depth",
+        "GB/s",
+        "fio",
+        "ratio",
+        "CPU s/GB",
+        "fio",
+        "goal (ratio)",
+        "pushed: committed / refused / readable",
+    ];
     let table = table(&headers, 1, rows.iter().map(Row::cells).collect());
     format!(
         "{table}\n\n{} pairs of legs, a file of {} MiB; ours: {}; reference: {}, io_uring, direct I/O",

@@ -1,7 +1,7 @@
 //! Asking an engine over its HTTP interface.
 
 use http_body_util::{BodyExt, Full};
-use hyper::{Method, Request, body::Bytes};
+use hyper::{Request, StatusCode, body::Bytes};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use serde_json::{Value, json};
 use std::io;
@@ -59,22 +59,38 @@ pub async fn complete(
     })
 }
 
+/// Sessions that the engine has opened with its node since its start.
+///
+/// # Errors
+/// The engine does not answer, or does not say.
+pub async fn sessions(address: &str) -> io::Result<u64> {
+    let name = "larder_connector_sessions_total";
+    let request = Request::get(format!("http://{address}/metrics")).body(Full::default());
+    let (status, bytes) = ask(request.map_err(io::Error::other)?).await?;
+    let text = String::from_utf8_lossy(&bytes);
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+    value.ok_or_else(|| io::Error::other(format!("the engine answered {status} without {name}")))
+}
+
 async fn post(address: &str, path: &str, body: &Value) -> io::Result<Value> {
-    let client = Client::builder(TokioExecutor::new()).build_http::<Full<Bytes>>();
-    let request = Request::builder()
-        .method(Method::POST)
-        .uri(format!("http://{address}{path}"))
+    let request = Request::post(format!("http://{address}{path}"))
         .header("content-type", "application/json")
         .body(Full::new(Bytes::from(body.to_string())))
         .map_err(io::Error::other)?;
-    let response = client.request(request).await.map_err(io::Error::other)?;
-    let status = response.status();
-    let bytes = response.into_body().collect().await.map_err(io::Error::other)?.to_bytes();
+    let (status, bytes) = ask(request).await?;
     let value: Value = serde_json::from_slice(&bytes).map_err(io::Error::other)?;
     match status.is_success() {
         true => Ok(value),
         false => Err(io::Error::other(format!("the engine answered {status}: {value}"))),
     }
+}
+
+async fn ask(request: Request<Full<Bytes>>) -> io::Result<(StatusCode, Bytes)> {
+    let client = Client::builder(TokioExecutor::new()).build_http::<Full<Bytes>>();
+    let response = client.request(request).await.map_err(io::Error::other)?;
+    let status = response.status();
+    let bytes = response.into_body().collect().await.map_err(io::Error::other)?.to_bytes();
+    Ok((status, bytes))
 }
 
 fn odd(answer: &Value) -> io::Error {

@@ -11,7 +11,7 @@ pub mod engine;
 
 use cluster::{Cluster, Host};
 use comfy_table::{CellAlignment, Table, presets::UTF8_HORIZONTAL_ONLY};
-use engine::{Answer, complete};
+use engine::{Answer, complete, sessions};
 use indicatif::{ProgressBar, ProgressStyle};
 use larder_client::masters::Masters;
 use larder_proto::control::{StatusRequest, node_client::NodeClient};
@@ -139,6 +139,7 @@ impl Demo {
         self.finish("after_kill_b", &third, alone, said).await?;
 
         said("restart_b: B's node is killed and started again; its disk is all that is left");
+        let opened = sessions(self.cluster.b.engine.address("http")).await?;
         if let Some(node) = self.cluster.b.node.take() {
             await_parts(node.address("control"), "ssd", blocks).await?;
             node.kill().await?;
@@ -147,6 +148,7 @@ impl Demo {
         await_parts(node.address("control"), "ssd", blocks).await?;
         self.cluster.b.node = Some(node);
         let address = self.cluster.b.engine.address("http");
+        await_session(address, opened + 1).await?;
         let again = complete(address, &first, ANSWER_TOKENS, true).await?;
         self.finish("restart_b", &first, again, said).await
     }
@@ -220,6 +222,19 @@ pub async fn await_entries(master: &str, entries: u64) -> io::Result<()> {
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+/// Waits until an engine has opened a session with its node for the `count`th time: without one it computes.
+async fn await_session(engine: &str, count: u64) -> io::Result<()> {
+    let deadline = Instant::now() + INDEX_LIMIT;
+    while sessions(engine).await? < count {
+        if Instant::now() > deadline {
+            let text = format!("the engine has not found its node again after {INDEX_LIMIT:?}");
+            return Err(io::Error::other(text));
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    Ok(())
 }
 
 /// Waits until a node holds `parts` parts in a tier: writing to a disk is not part of a request, and

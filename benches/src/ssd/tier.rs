@@ -1,0 +1,402 @@
+//! Our side: the whole ssd tier of a node, on a path of its own.
+//!
+//! Legs write and read records through the path: headers, checksums, footers, segments that are sealed and
+//! used again. A push goes through the catalog as puts do.
+
+use super::plan::{Cell, Op, Plan};
+use crate::{child::own_cpu_seconds, content, error::BenchError, figures::Leg};
+use futures_util::{StreamExt, stream::FuturesUnordered};
+use larder_proto::{
+    ContentFingerprint, Generation, LayoutFingerprint, PartName, PartNumber,
+    checksum::{ChunkSums, DEFAULT_CHUNK},
+    frame::{Codec, Origin, PartInfo, Reserve},
+    ids::{Incarnation, NodeId, TenantName},
+    part::PartRef,
+    wire::ShortText,
+};
+use larder_store_node::{
+    catalog::{Admission, Admit, Catalog, Found, Producer, Watermarks},
+    eviction::Lru,
+    inventory::{ChangeLog, PartSets},
+    tiering::{PathHost, Promote, Tiering, TieringSettings},
+    tiers::{
+        dram::{Arena, DramCopy},
+        ssd::{
+            Durability, PathSettings, SsdCopy, SsdPath,
+            io::{Area, DiskFolder, DiskOptions, DriverChoice, Folder},
+        },
+    },
+};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+use tempfile::TempDir;
+use tokio::{
+    task::{JoinSet, spawn_blocking},
+    time::Instant,
+};
+use tokio_util::sync::CancellationToken;
+
+/// Of a segment: the default of a node.
+pub(super) const SEGMENT: u64 = 256 << 20;
+/// Of the arena, beside the memory of the requests of a leg: small, so that nearly all that is pushed lies on
+/// the ssd alone.
+const ARENA: usize = 192 << 20;
+/// Segments of a path, at least.
+const SEGMENTS: u64 = 8;
+/// One in so many bytes of the path holds what is read back. The rest is being reclaimed, written or made
+/// ready, and nothing that was pushed is reclaimed before it is read.
+const KEPT: u64 = 4;
+/// The life of the tier.
+const LIFE: Incarnation = Incarnation(1);
+
+/// What became of the parts of a push.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Pushed {
+    /// Parts whose copy on the ssd was announced.
+    pub(super) committed: u64,
+    /// Parts that the write queue had no room for.
+    pub(super) refused: u64,
+    /// Of those committed: read from the ssd, and every byte is right.
+    pub(super) readable: u64,
+    /// GB/s at which they were put.
+    pub(super) put_gb_per_s: f64,
+    /// GB/s that were written meanwhile.
+    pub(super) written_gb_per_s: f64,
+}
+
+/// A record that was written.
+#[derive(Debug)]
+struct Record {
+    name: PartName,
+    copy: SsdCopy,
+}
+
+/// See the module. Its folder is removed when this is dropped.
+#[derive(Debug)]
+pub(super) struct Tier {
+    arena: Arc<Arena>,
+    path: Arc<SsdPath>,
+    admitted: Arc<Catalog>,
+    tiering: Arc<Tiering>,
+    next: AtomicU64,
+    /// What a leg reads, round and round.
+    records: Vec<Record>,
+    capacity: u64,
+    running: JoinSet<()>,
+    stop: CancellationToken,
+    dir: TempDir,
+}
+
+/// Nothing fails here that a restart would have to know.
+struct NoHost;
+
+impl PathHost for NoHost {
+    fn open(&self, _: &Path) -> io::Result<Arc<dyn Folder>> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    fn note_failed(&self, _: &Path) -> io::Result<()> {
+        Ok(())
+    }
+    fn note_emptied(&self, _: &Path) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Tier {
+    /// Makes an empty path in `dir`. `queue` bytes may wait to be written.
+    pub(super) async fn start(
+        dir: &Path,
+        driver: DriverChoice,
+        plan: &Plan,
+        queue: usize,
+    ) -> Result<Self, BenchError> {
+        let doing = || format!("make a folder in {}", dir.display());
+        let dir = tempfile::Builder::new().prefix("larder-bench-tier-").tempdir_in(dir);
+        let dir = dir.map_err(BenchError::io(doing()))?;
+        let capacity = plan.file_len.max(SEGMENTS * SEGMENT) + plan.file_len / 256 + (4 << 20);
+        let arena = Arena::new(plan.memory() + ARENA.max(4 * queue), |_| ());
+        let arena = arena.map_err(BenchError::io("take memory"))?;
+        let options =
+            DiskOptions { driver, memory: vec![Area::of(&arena)], ..DiskOptions::default() };
+        let at = dir.path().to_owned();
+        let folder = spawn_blocking(move || DiskFolder::open(&at, &options)).await?;
+        let folder = folder.map_err(io::Error::other).map_err(BenchError::io("open the path"))?;
+        let settings = PathSettings {
+            name: dir.path().to_owned(),
+            capacity,
+            segment_bytes: SEGMENT,
+            durability: Durability::None,
+            deadline: Duration::from_secs(60),
+        };
+        let node = NodeId::from_bytes([9; 16]);
+        let opened = SsdPath::open(node, Arc::new(folder), settings, true).await;
+        let (path, adoption) =
+            opened.map_err(io::Error::other).map_err(BenchError::io("open the path"))?;
+        let log = Arc::new(ChangeLog::new(Arc::new(PartSets::new(64)), 1 << 16));
+        let watermarks = Watermarks { high: 0.95, low: 0.9 };
+        let admitted =
+            Catalog::new(LIFE, Arc::clone(&arena), Box::new(Lru::default()), watermarks, log);
+        let settings = TieringSettings {
+            admit: Admit::All,
+            promote: Promote::Never,
+            queue_bytes: queue as u64,
+            scrub_rate: 0,
+        };
+        let paths = vec![Arc::clone(&path)];
+        let tiering = Tiering::new(Arc::clone(&admitted), paths, settings, Arc::new(NoHost));
+        let (mut running, stop) = (JoinSet::new(), CancellationToken::new());
+        running.spawn(Arc::clone(&tiering).run(vec![adoption], stop.clone()));
+        let (next, records) = (AtomicU64::new(0), Vec::new());
+        Ok(Self { arena, path, admitted, tiering, next, records, capacity, running, stop, dir })
+    }
+
+    /// Records one behind the other, as many at a time as the cell says, until `length` is over.
+    pub(super) async fn leg(&self, cell: Cell, length: Duration) -> Result<Leg, BenchError> {
+        match cell.op {
+            Op::Write => {
+                let templates = self.templates(cell)?;
+                self.run(cell, length, templates, async |_, template: Template| {
+                    let number = self.next.fetch_add(1, Ordering::Relaxed);
+                    self.append(number, &template).await?;
+                    Ok(template)
+                })
+                .await
+            }
+            Op::Read => {
+                let slots = vec![(); cell.depth];
+                self.run(cell, length, slots, async |at: usize, ()| {
+                    let Record { name, copy } = &self.records[at % self.records.len()];
+                    let room = self.arena.allocate(cell.len).ok_or_else(no_room)?;
+                    // Proves name, place and checksum of the record.
+                    self.path.read(name, copy, room).await.map_err(failed)?;
+                    Ok(())
+                })
+                .await
+            }
+        }
+    }
+
+    /// Writes records for the reads that follow, as many as the path keeps. Before them every file is
+    /// written once over, so that `fio` reads from the disk too, wherever in the files it reads.
+    pub(super) async fn fill(&mut self, cell: Cell) -> Result<(), BenchError> {
+        self.records.clear();
+        let templates = self.templates(Cell { depth: 1, ..cell })?;
+        let (once_over, kept) = (self.capacity / cell.len as u64, self.kept(cell));
+        for written in 0..once_over + kept {
+            let number = self.next.fetch_add(1, Ordering::Relaxed);
+            let copy = self.append(number, &templates[0]).await?;
+            if written >= once_over {
+                self.records.push(Record { name: name(number), copy });
+            }
+        }
+        Ok(())
+    }
+
+    /// Records that are there until so many more were written.
+    fn kept(&self, cell: Cell) -> u64 {
+        (self.capacity / KEPT / cell.len as u64).max(1)
+    }
+
+    /// The files of the segments.
+    pub(super) fn files(&self) -> Result<Vec<PathBuf>, BenchError> {
+        let list = || -> io::Result<Vec<PathBuf>> {
+            let mut files = Vec::new();
+            for entry in std::fs::read_dir(self.dir.path())? {
+                let entry = entry?;
+                if entry.metadata()?.len() == SEGMENT {
+                    files.push(entry.path());
+                }
+            }
+            files.sort();
+            Ok(files)
+        };
+        list().map_err(BenchError::io("list the files of the tier"))
+    }
+
+    /// Puts parts as fast as memory takes them, without a look at the disk, and reads back what was announced.
+    pub(super) async fn push(&self, cell: Cell) -> Result<Pushed, BenchError> {
+        let count = self.kept(cell);
+        let first = self.next.fetch_add(count, Ordering::Relaxed);
+        let counters = self.path.counters();
+        let written = || counters.written_bytes.load(Ordering::Relaxed);
+        let (began, before) = (Instant::now(), written());
+        let catalog = Arc::clone(&self.admitted);
+        spawn_blocking(move || put_all(&catalog, first..first + count, cell.len)).await??;
+        let (took, while_put) = (began.elapsed().as_secs_f64(), written() - before);
+        self.tiering.settled().await;
+        let on_ssd: Vec<u64> = (first..first + count)
+            .filter(|number| self.admitted.tiers(&name(*number)).has(larder_proto::Tier::Ssd))
+            .collect();
+        let committed = on_ssd.len() as u64;
+        let refused = count - committed;
+        // Others take the place of what still lies in memory too.
+        let others = (self.arena.capacity_bytes() / cell.len as u64).max(1);
+        let from = self.next.fetch_add(others, Ordering::Relaxed);
+        let catalog = Arc::clone(&self.admitted);
+        spawn_blocking(move || put_all(&catalog, from..from + others, cell.len)).await??;
+        self.tiering.settled().await;
+        let mut readable = 0;
+        for number in on_ssd {
+            let name = name(number);
+            let read = match self.admitted.find(&name) {
+                None => continue,
+                Some(Found::Here(read)) => read,
+                Some(Found::OnSsd(copy)) => match self.tiering.load(&name, &copy).await {
+                    Ok(read) => read,
+                    Err(_) => continue,
+                },
+            };
+            content::check(number, read.bytes())?;
+            readable += 1;
+        }
+        let put_gb_per_s = gb(count * cell.len as u64) / took;
+        let written_gb_per_s = gb(while_put) / took;
+        Ok(Pushed { committed, refused, readable, put_gb_per_s, written_gb_per_s })
+    }
+
+    async fn append(&self, number: u64, template: &Template) -> Result<SsdCopy, BenchError> {
+        let Template { part, info } = template;
+        let generation = Generation { incarnation: LIFE, counter: u64::MAX - number };
+        let info = PartInfo { generation, ..info.clone() };
+        self.path.append(&name(number), &info, part).await.map_err(failed)
+    }
+
+    fn templates(&self, cell: Cell) -> Result<Vec<Template>, BenchError> {
+        (0..cell.depth)
+            .map(|_| {
+                let mut extent = self.arena.allocate(cell.len).ok_or_else(no_room)?;
+                content::fill(0, extent.bytes_mut());
+                let part = extent.freeze();
+                let info = PartInfo {
+                    generation: Generation { incarnation: LIFE, counter: 0 },
+                    len: cell.len as u64,
+                    codec: Codec::Raw,
+                    sums: ChunkSums::of(part.bytes(), DEFAULT_CHUNK),
+                    origin: Origin {
+                        content: CONTENT,
+                        root: content::key(0),
+                        parent: None,
+                        origin_hash: None,
+                        producer: ShortText::cut("larder-bench"),
+                        producer_incarnation: LIFE,
+                    },
+                };
+                Ok(Template { part, info })
+            })
+            .collect()
+    }
+
+    /// Keeps as many requests in flight as there are pieces of `memory`.
+    async fn run<M>(
+        &self,
+        cell: Cell,
+        length: Duration,
+        memory: Vec<M>,
+        request: impl AsyncFn(usize, M) -> Result<M, BenchError>,
+    ) -> Result<Leg, BenchError> {
+        let mut next = 0;
+        let mut place = || {
+            next += 1;
+            next - 1
+        };
+        let (begin, cpu) = (Instant::now(), own_cpu_seconds());
+        let mut bytes = 0;
+        let mut in_flight = FuturesUnordered::new();
+        in_flight.extend(memory.into_iter().map(|memory| request(place(), memory)));
+        while let Some(done) = in_flight.next().await {
+            let memory = done?;
+            bytes += cell.len as u64;
+            if begin.elapsed() < length {
+                in_flight.push(request(place(), memory));
+            }
+        }
+        let (wall, cpu_seconds) = (begin.elapsed(), own_cpu_seconds() - cpu);
+        Ok(Leg { bytes, wall, cpu_seconds, latencies: Vec::new() })
+    }
+
+    /// Ends the tier and removes its folder.
+    pub(super) async fn remove(self) -> Result<(), BenchError> {
+        let Self { mut running, stop, dir, path, tiering, records, .. } = self;
+        stop.cancel();
+        while running.join_next().await.is_some() {}
+        drop((records, tiering, path));
+        dir.close().map_err(BenchError::io("remove the folder of the bench"))
+    }
+}
+
+/// What every record of a leg holds, under a name of its own.
+#[derive(Debug)]
+struct Template {
+    part: DramCopy,
+    info: PartInfo,
+}
+
+const CONTENT: ContentFingerprint = ContentFingerprint::from_bytes([0xbe; 32]);
+const LAYOUT: LayoutFingerprint = LayoutFingerprint::from_bytes([0x1a; 32]);
+
+fn name(number: u64) -> PartName {
+    let part = PartRef { key: content::key(number), layout: LAYOUT, part: PartNumber(0) };
+    PartName { tenant: TenantName::default().id(), part }
+}
+
+/// Puts these parts, one after the other. Every one is a chain of its own.
+fn put_all(
+    catalog: &Arc<Catalog>,
+    numbers: std::ops::Range<u64>,
+    len: usize,
+) -> Result<(), BenchError> {
+    let producer = Arc::new(Producer { name: "larder-bench".to_owned(), incarnation: LIFE });
+    let mut bytes = vec![0; len];
+    content::fill(0, &mut bytes);
+    for number in numbers {
+        content::stamp(number, &mut bytes);
+        let name = name(number);
+        let wish = Reserve {
+            part: name.part,
+            len: len as u64,
+            codec: Codec::Raw,
+            chunk_len: DEFAULT_CHUNK,
+            content: CONTENT,
+            root: name.part.key,
+            parent: None,
+            origin_hash: None,
+        };
+        match catalog.reserve(name, &wish, &producer, None, Instant::now()) {
+            Admission::Granted(mut put) => {
+                put.spare().copy_from_slice(&bytes);
+                put.advance(len);
+                put.commit(None).map_err(failed)?;
+            }
+            other => {
+                return Err(BenchError::Answer {
+                    doing: "put a part",
+                    answer: format!("{other:?}"),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "gigabytes of one run")]
+fn gb(bytes: u64) -> f64 {
+    bytes as f64 / 1e9
+}
+
+fn no_room() -> BenchError {
+    BenchError::Answer {
+        doing: "take memory for a request",
+        answer: "the arena is full".to_owned(),
+    }
+}
+
+fn failed(error: impl std::error::Error) -> BenchError {
+    BenchError::Answer { doing: "use the ssd tier", answer: error.to_string() }
+}
