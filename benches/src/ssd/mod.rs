@@ -101,10 +101,11 @@ Columns: ratios are ours / fio, the median of interleaved pairs with the middle 
 GB/s. cpu is CPU seconds for each GB (10^9 bytes), of this process, and of fio as it states them itself.
 A disk of a virtual machine may be a cache of its host: a longer file (--file-mib) shows that.
 
-The tier lies in a folder of its own beside that file and takes as much room: segments of 256 MiB, no fsync
+The tier lies in a folder of its own beside that file and takes as much room, at least 2 GiB, all of it written
+once before anything is measured: segments of 256 MiB, no fsync
 (durability none), memory locked once; fio reads the same segment files. Its writes and reads count the bytes of parts, not of headers and footers,
-and its CPU includes checksums. After the writes of a row parts are put as fast as memory takes them, a quarter of
-what the path holds: keys_committed were announced on the ssd, keys_refused the write queue (depth x size) had no
+and its CPU includes checksums. After the writes of a row parts are put as fast as memory takes them, three
+eighths of what the path holds: keys_committed were announced on the ssd, keys_refused the write queue (depth x size) had no
 room for, keys_readable are those committed that were read back from the ssd with every byte right. With --raw
 they are null.
 
@@ -170,6 +171,7 @@ impl Bench {
         let queue = cell.depth * cell.len;
         let driver = args.driver.choice();
         let mut tier = Tier::start(&args.dir, driver, &self.plan, queue).await?;
+        tier.write_once_over(cell).await?;
         let (mut files, mut size) = (vec![self.disk.path()], self.plan.file_len);
         if cell.op == Op::Read {
             // Both read the same files: where they lie on the disk falls on both sides alike.

@@ -62,8 +62,9 @@ impl Row {
         let Some(pushed) = self.pushed else { return String::new() };
         let Pushed { committed, refused, readable, put_gb_per_s, written_gb_per_s } = pushed;
         let verdict = if readable == committed { "met" } else { "MISSED" };
-        let times = put_gb_per_s / written_gb_per_s.max(f64::MIN_POSITIVE);
-        format!("{committed} / {refused} / {readable} {verdict}, {times:.1} x the disk")
+        format!(
+            "{committed} / {refused} / {readable} {verdict}; put {put_gb_per_s:.1}, written {written_gb_per_s:.1} GB/s"
+        )
     }
 
     fn cells(&self) -> Vec<String> {

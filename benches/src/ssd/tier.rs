@@ -28,6 +28,7 @@ use larder_store_node::{
     },
 };
 use std::{
+    collections::VecDeque,
     io,
     path::{Path, PathBuf},
     sync::{
@@ -50,9 +51,9 @@ pub(super) const SEGMENT: u64 = 256 << 20;
 const ARENA: usize = 192 << 20;
 /// Segments of a path, at least.
 const SEGMENTS: u64 = 8;
-/// One in so many bytes of the path holds what is read back. The rest is being reclaimed, written or made
-/// ready, and nothing that was pushed is reclaimed before it is read.
-const KEPT: u64 = 4;
+/// The share of the path, in eighths, that holds what is read back. The rest is being reclaimed, written or
+/// made ready, and nothing that was pushed is reclaimed before it is read.
+const KEPT_EIGHTHS: u64 = 3;
 /// The life of the tier.
 const LIFE: Incarnation = Incarnation(1);
 
@@ -87,7 +88,7 @@ pub(super) struct Tier {
     tiering: Arc<Tiering>,
     next: AtomicU64,
     /// What a leg reads, round and round.
-    records: Vec<Record>,
+    records: VecDeque<Record>,
     capacity: u64,
     running: JoinSet<()>,
     stop: CancellationToken,
@@ -121,7 +122,7 @@ impl Tier {
         let dir = tempfile::Builder::new().prefix("larder-bench-tier-").tempdir_in(dir);
         let dir = dir.map_err(BenchError::io(doing()))?;
         let capacity = plan.file_len.max(SEGMENTS * SEGMENT) + plan.file_len / 256 + (4 << 20);
-        let arena = Arena::new(plan.memory() + ARENA.max(4 * queue), |_| ());
+        let arena = Arena::new(plan.memory() + ARENA.max(2 * queue), |_| ());
         let arena = arena.map_err(BenchError::io("take memory"))?;
         let options =
             DiskOptions { driver, memory: vec![Area::of(&arena)], ..DiskOptions::default() };
@@ -153,7 +154,7 @@ impl Tier {
         let tiering = Tiering::new(Arc::clone(&admitted), paths, settings, Arc::new(NoHost));
         let (mut running, stop) = (JoinSet::new(), CancellationToken::new());
         running.spawn(Arc::clone(&tiering).run(vec![adoption], stop.clone()));
-        let (next, records) = (AtomicU64::new(0), Vec::new());
+        let (next, records) = (AtomicU64::new(0), VecDeque::new());
         Ok(Self { arena, path, admitted, tiering, next, records, capacity, running, stop, dir })
     }
 
@@ -183,17 +184,28 @@ impl Tier {
         }
     }
 
-    /// Writes records for the reads that follow, as many as the path keeps. Before them every file is
-    /// written once over, so that `fio` reads from the disk too, wherever in the files it reads.
+    /// Writes every file once over: a cache disk is full nearly always, and a file that was only set aside
+    /// is slower to write and faster to read.
+    pub(super) async fn write_once_over(&mut self, cell: Cell) -> Result<(), BenchError> {
+        self.write_records(cell, self.capacity / cell.len as u64).await?;
+        self.records.clear();
+        Ok(())
+    }
+
+    /// Writes records for the reads that follow, as many as the path keeps.
     pub(super) async fn fill(&mut self, cell: Cell) -> Result<(), BenchError> {
+        self.write_records(cell, self.kept(cell)).await
+    }
+
+    async fn write_records(&mut self, cell: Cell, count: u64) -> Result<(), BenchError> {
         self.records.clear();
         let templates = self.templates(Cell { depth: 1, ..cell })?;
-        let (once_over, kept) = (self.capacity / cell.len as u64, self.kept(cell));
-        for written in 0..once_over + kept {
+        for _ in 0..count {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
             let copy = self.append(number, &templates[0]).await?;
-            if written >= once_over {
-                self.records.push(Record { name: name(number), copy });
+            self.records.push_back(Record { name: name(number), copy });
+            if self.records.len() as u64 > self.kept(cell) {
+                self.records.pop_front(); // One that is held keeps its segment from being used again.
             }
         }
         Ok(())
@@ -201,7 +213,7 @@ impl Tier {
 
     /// Records that are there until so many more were written.
     fn kept(&self, cell: Cell) -> u64 {
-        (self.capacity / KEPT / cell.len as u64).max(1)
+        (self.capacity / 8 * KEPT_EIGHTHS / cell.len as u64).max(1)
     }
 
     /// The files of the segments.
