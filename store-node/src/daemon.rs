@@ -142,6 +142,7 @@ pub async fn run(config: NodeConfig, context: Context) -> Result<(), TaskError> 
         socket: socket.display().to_string(),
         dram_holds_bytes: config.dram.holds_bytes(catalog.arena().capacity_bytes()),
         started: Instant::now(),
+        auditing: Arc::default(),
         scrubs: Mutex::default(),
     };
     let serving = tonic::transport::Server::builder()

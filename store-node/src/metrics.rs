@@ -7,7 +7,7 @@ use crate::{
     tiers::ssd::Health,
 };
 use larder_proto::frame::Code;
-use metrics::{Counter, counter, gauge};
+use metrics::{Counter, Histogram, counter, gauge, histogram};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of parts moved by this node over its data plane. Label `direction`: `in`, `out`.
@@ -36,6 +36,11 @@ pub const EVICTION_POLICY_INFO: &str = "larder_node_eviction_policy_info";
 /// `damaged`, `refused_full`, `unannounced`, `demoted` (left dram, stayed on an ssd), `promoted`,
 /// `descendant_dropped` (with an ancestor), `found` and `missed` (parts that were asked for).
 pub const CATALOG_EVENTS_TOTAL: &str = "larder_node_catalog_events_total";
+/// How long a master did not know of a change, in seconds: from its entry in the change log to the
+/// acknowledgement of the numbered batch that carried it. Label `master`: its configured address. Of each
+/// batch its first change is counted, which waited longest, and at least one in
+/// [`TIMED_EVERY`](crate::inventory::log::TIMED_EVERY). What a master learns from a snapshot is not.
+pub const NOTICE_LAG_SECONDS: &str = "larder_node_notice_lag_seconds";
 
 /// What became of parts that were offered to ssds, and of reads from there. Label `event`: `offered`,
 /// `committed`, `refused`, `loaded`, `failed_load`, `withdrawn`.
@@ -89,6 +94,11 @@ pub(crate) fn pulls(pulled: Pulled) -> Counter {
         Pulled::Failed => "failed",
     };
     counter!(PULLS_TOTAL, "result" => result)
+}
+
+/// Of the session with the master at this configured address.
+pub(crate) fn notice_lag(master: &str) -> Histogram {
+    histogram!(NOTICE_LAG_SECONDS, "master" => master.to_owned())
 }
 
 /// Says which policy the dram tier runs.

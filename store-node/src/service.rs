@@ -1,7 +1,7 @@
 //! The node's gRPC service: what larderctl asks of one node, and the operation of its ssd paths.
 
 use crate::{
-    catalog::Catalog,
+    catalog::{Audit, Catalog},
     inventory::session::LinkBoard,
     metrics,
     node::Node,
@@ -9,9 +9,9 @@ use crate::{
     tiers::ssd::{Health, PathCounters},
 };
 use larder_proto::control::{
-    FencePathReply, FencePathRequest, ListPinsReply, ListPinsRequest, MasterLink, NodeStatusReply,
-    PathStatus, Pin, ReadmitPathReply, ReadmitPathRequest, ScrubProgress, ScrubRequest,
-    StatusRequest, TierStatus, node_server,
+    AuditReply, AuditRequest, FencePathReply, FencePathRequest, ListPinsReply, ListPinsRequest,
+    MasterLink, NodeStatusReply, PathStatus, Pin, ReadmitPathReply, ReadmitPathRequest,
+    ScrubProgress, ScrubRequest, StatusRequest, TierStatus, node_server,
 };
 use parking_lot::Mutex;
 use std::{
@@ -49,6 +49,8 @@ pub struct NodeService {
     pub dram_holds_bytes: u64,
     /// When the node started.
     pub started: Instant,
+    /// Held by an audit: it visits every block, so there is one at a time.
+    pub auditing: Arc<tokio::sync::Mutex<()>>,
     /// Scrubs on demand; they end with the service.
     pub scrubs: Mutex<JoinSet<()>>,
 }
@@ -114,6 +116,20 @@ impl node_server::Node for NodeService {
             age_ms: millis(write.age),
         });
         Ok(Response::new(ListPinsReply { pins: leases.chain(writes).collect() }))
+    }
+
+    async fn audit(&self, _: Request<AuditRequest>) -> Result<Response<AuditReply>, Status> {
+        let turn = Arc::clone(&self.auditing).lock_owned().await;
+        let catalog = Arc::clone(self.node.catalog());
+        let audit = move || {
+            let audit = catalog.audit();
+            drop(turn); // Here, because the thread goes on when the caller goes.
+            audit
+        };
+        let audit = tokio::task::spawn_blocking(audit).await;
+        let Audit { blocks, holes, empty_parts, miscounted } =
+            audit.map_err(|error| Status::internal(error.to_string()))?;
+        Ok(Response::new(AuditReply { blocks, holes, empty_parts, miscounted }))
     }
 
     type ScrubStream = ReceiverStream<Result<ScrubProgress, Status>>;

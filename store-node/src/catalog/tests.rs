@@ -255,6 +255,19 @@ fn everything() -> Eviction {
 }
 
 #[test]
+fn an_audit_counts_each_hole_once_and_no_chain_whose_beginning_is_not_here() {
+    let catalog = catalog(16);
+    // 1 - 2 - 3 - 4, 3 - 5, and 20 - 21, of which 20 never came.
+    for (n, parent) in [(1, None), (2, Some(1)), (3, Some(2)), (4, Some(3)), (5, Some(3))] {
+        store(&catalog, n, parent, 4096).unwrap();
+    }
+    store(&catalog, 21, Some(20), 4096).unwrap();
+    assert_eq!(catalog.audit(), Audit { blocks: 6, ..Audit::default() });
+    catalog.remove(&Eviction { keys: vec![key(3)], ..everything() }, &mut Vec::new());
+    assert_eq!(catalog.audit(), Audit { blocks: 5, holes: 1, ..Audit::default() });
+}
+
+#[test]
 fn descendants_go_with_a_block_even_where_it_is_not_here() {
     let catalog = catalog(16);
     // 1 - 2 - 3 and 1 - 4 - 5, and 20 - 21, of which 20 never came.

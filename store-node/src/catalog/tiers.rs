@@ -13,7 +13,10 @@ use crate::{
     },
 };
 use larder_proto::{Generation, PartName, Tier, frame::PartInfo};
-use std::sync::{Arc, OnceLock, atomic::Ordering};
+use std::{
+    collections::HashMap,
+    sync::{Arc, OnceLock, atomic::Ordering},
+};
 
 /// Which parts are written to an ssd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +53,8 @@ pub(super) struct Offers(OnceLock<(Admit, Sink)>);
 pub struct Audit {
     /// Blocks with stored parts.
     pub blocks: u64,
-    /// Blocks without parts between a stored one and a stored descendant of it.
+    /// Blocks without parts between a stored one and a stored descendant of it. A row of several that were
+    /// removed from head to tail is not seen: the catalog no longer knows where it hung.
     pub holes: u64,
     /// Stored parts without a copy.
     pub empty_parts: u64,
@@ -325,9 +329,11 @@ impl Catalog {
     /// Looks for what must not be. Exact while nothing changes.
     pub fn audit(&self) -> Audit {
         let mut audit = Audit::default();
-        let mut stored_children = Vec::new();
+        let mut missing = HashMap::new();
         let counted = super::Tally::default();
         for shard in &self.shards {
+            // Of one shard at a time: a catalog may be large.
+            let mut parents = Vec::new();
             for (id, block) in shard.lock().iter() {
                 let parts = block.all_stored();
                 for (_, stored) in parts {
@@ -336,10 +342,15 @@ impl Catalog {
                 }
                 if block.is_stored() {
                     audit.blocks += 1;
-                    stored_children.extend(block.parent.map(|key| BlockId { key, ..*id }));
+                    parents.extend(block.parent.map(|key| BlockId { key, ..*id }));
                 }
             }
+            parents.sort_unstable();
+            parents.dedup();
+            let above = parents.into_iter().map(|id| (id, self.missing_from(id)));
+            missing.extend(above.filter(|(_, missing)| *missing > 0));
         }
+        audit.holes = missing.into_values().sum();
         let differ = |a: &std::sync::atomic::AtomicU64, b: &std::sync::atomic::AtomicU64| {
             a.load(Ordering::Relaxed).abs_diff(b.load(Ordering::Relaxed))
         };
@@ -347,23 +358,24 @@ impl Catalog {
             + differ(&counted.in_dram, &self.tally.in_dram)
             + differ(&counted.on_ssd, &self.tally.on_ssd)
             + differ(&counted.ssd_bytes, &self.tally.ssd_bytes);
-        stored_children.sort_unstable();
-        stored_children.dedup();
-        for parent in stored_children {
-            let mut at = Some(parent);
-            let mut missing = 0;
-            while let Some(id) = at {
-                let shard = self.shard(&id);
-                let Some(block) = shard.get(&id) else { break };
-                if block.is_stored() {
-                    audit.holes += missing;
-                    break;
-                }
-                missing += 1;
-                at = block.parent.map(|key| BlockId { key, ..id });
-            }
-        }
         audit
+    }
+
+    /// Blocks without parts from this one, the parent of a stored block, up to the next stored one. None
+    /// when there is no stored one: then it is the chain's beginning that is not here.
+    fn missing_from(&self, parent: BlockId) -> u64 {
+        let mut at = Some(parent);
+        let mut missing = 0;
+        while let Some(id) = at {
+            let shard = self.shard(&id);
+            let Some(block) = shard.get(&id) else { break };
+            if block.is_stored() {
+                return missing;
+            }
+            missing += 1;
+            at = block.parent.map(|key| BlockId { key, ..id });
+        }
+        0
     }
 }
 

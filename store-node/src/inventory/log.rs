@@ -9,6 +9,10 @@
 //! on from the head: the digests then show its master which shards to ask for.
 //!
 //! `append` never waits for a reader: it takes one short lock, and readers copy what they need.
+//!
+//! So that the lag of masters can be told, some changes are *timed*: the first one that comes after a reader
+//! had seen everything, which is the one of its batch that waits longest, and at least one in
+//! [`TIMED_EVERY`]. The clock is read for those alone.
 
 use super::part_sets::{BlockState, PartSets, SetId};
 use larder_proto::{
@@ -17,8 +21,15 @@ use larder_proto::{
     part::TierSet,
 };
 use parking_lot::Mutex;
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use tokio::sync::{Notify, futures::Notified};
+
+/// Changes of a long batch of which one is timed.
+pub const TIMED_EVERY: u64 = 64;
 
 /// One change of one block. Made by its constructors, so that no change contradicts itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,8 +106,33 @@ pub struct ChangeLog {
 struct Inner {
     head: u64,
     ring: VecDeque<Record>,
+    /// Of changes in the ring, and of the last one before: so there are no more than changes in it.
+    timed: VecDeque<Timed>,
+    /// A reader has seen everything, so the next change begins a batch.
+    all_read: bool,
     digests: Box<[u64; SHARDS]>,
     last_change: Box<[u64; SHARDS]>,
+}
+
+/// When a change was logged.
+#[derive(Debug, Clone, Copy)]
+struct Timed {
+    seq: u64,
+    at: Instant,
+}
+
+impl Inner {
+    fn time_if_due(&mut self, clock: impl FnOnce() -> Instant) {
+        let last = self.timed.back().map_or(0, |timed| timed.seq);
+        if self.all_read || self.head - last >= TIMED_EVERY {
+            self.timed.push_back(Timed { seq: self.head, at: clock() });
+            self.all_read = false;
+        }
+        let before_ring = self.head - self.ring.len() as u64;
+        while self.timed.get(1).is_some_and(|next| next.seq <= before_ring) {
+            self.timed.pop_front();
+        }
+    }
 }
 
 impl ChangeLog {
@@ -108,6 +144,8 @@ impl ChangeLog {
         let inner = Inner {
             head: 0,
             ring: VecDeque::new(),
+            timed: VecDeque::new(),
+            all_read: true,
             digests: Box::new([0; SHARDS]),
             last_change: Box::new([0; SHARDS]),
         };
@@ -121,6 +159,11 @@ impl ChangeLog {
 
     /// Numbers a change and returns its number. The caller holds the lock of the block's shard.
     pub fn append(&self, change: Change) -> u64 {
+        self.append_by(change, || tokio::time::Instant::now().into_std())
+    }
+
+    /// The same, with a clock that is read if this change is to be timed.
+    fn append_by(&self, change: Change, clock: impl FnOnce() -> Instant) -> u64 {
         let digest = |state: Option<BlockState>| {
             state.map_or(0, |state| self.sets.digester(state.set).digest(&change.key, state.tiers))
         };
@@ -137,6 +180,7 @@ impl ChangeLog {
                 inner.ring.pop_front();
             }
             inner.ring.push_back(change.record());
+            inner.time_if_due(clock);
             inner.head
         };
         self.grown.notify_waiters();
@@ -165,11 +209,22 @@ impl ChangeLog {
     /// # Errors
     /// The ring no longer has the first of them; `out` is unchanged.
     pub fn read(&self, after: u64, limit: usize, out: &mut Vec<Record>) -> Result<(), Fallen> {
-        let inner = self.inner.lock();
+        let mut inner = self.inner.lock();
         let missing = usize::try_from(inner.head.saturating_sub(after)).unwrap_or(usize::MAX);
         let Some(skip) = inner.ring.len().checked_sub(missing) else { return Err(Fallen) };
         out.extend(inner.ring.range(skip..).take(limit));
+        inner.all_read |= missing <= limit;
         Ok(())
+    }
+
+    /// How long ago the timed changes among `after + 1 ..= last` were logged. When they have all left the
+    /// ring, the age of the oldest that is known: theirs is more.
+    pub fn ages(&self, after: u64, last: u64, now: Instant) -> Vec<Duration> {
+        let inner = self.inner.lock();
+        let first = inner.timed.partition_point(|timed| timed.seq <= after);
+        let asked = inner.timed.range(first..).take_while(|timed| timed.seq <= last);
+        let oldest = inner.timed.front().filter(|oldest| after < last && last < oldest.seq);
+        asked.chain(oldest).map(|timed| now.saturating_duration_since(timed.at)).collect()
     }
 
     /// Sorts shards by their last change, most recent first: what is written is what is asked for.
@@ -237,6 +292,30 @@ mod tests {
         out.clear();
         log.read(6, 10, &mut out).unwrap();
         assert!(out.is_empty());
+    }
+
+    #[test]
+    fn the_first_change_of_a_batch_is_timed_and_one_in_many_of_a_long_one() {
+        let log = ChangeLog::new(sets(), 256);
+        let began = tokio::time::Instant::now().into_std();
+        let at = |ms| began + Duration::from_millis(ms);
+        let append = |ms| log.append_by(Change::stored(key(1, 1), None, state(0)), || at(ms));
+        let ages = |after, last, ms| -> Vec<u128> {
+            log.ages(after, last, at(ms)).iter().map(Duration::as_millis).collect()
+        };
+        let read = |after| log.read(after, 1024, &mut Vec::new()).unwrap();
+        (1..=3).for_each(|ms| _ = append(ms));
+        read(0);
+        assert_eq!((append(10), append(11)), (4, 5));
+        assert_eq!(ages(0, 5, 12), [11, 2]);
+        assert_eq!(ages(1, 3, 12), [0u128; 0], "changes 2 and 3 stand behind change 1");
+        // Nobody reads: one in so many is timed, and none is remembered for longer than the ring is.
+        (0..100 * TIMED_EVERY).for_each(|n| _ = append(100 + n));
+        let (last, now) = (log.head(), 100 + 100 * TIMED_EVERY);
+        assert_eq!(ages(last - 2 * TIMED_EVERY, last, now).len(), 2);
+        assert!(ages(0, last, now).len() <= 5);
+        assert_eq!(ages(0, 5, now).len(), 1, "they left the ring: at least as old as the oldest");
+        assert!(ages(0, 5, now)[0] >= 256);
     }
 
     #[test]

@@ -126,6 +126,9 @@ pub enum Action {
         /// What to evict.
         filter: control::EvictFilter,
     },
+    /// Count these lags: how long timed changes waited, from being logged to the acknowledgement of the
+    /// batch that carried them.
+    Lags(Vec<Duration>),
 }
 
 /// Why a session has to end. The owner closes the connection and steps with [`Input::Ended`].
@@ -371,9 +374,11 @@ impl Publisher {
                 if ack.seq > head {
                     return Err(SessionError::BadAck { acked: ack.seq, head });
                 }
+                let before = open.acked;
                 // After a break the master may know more than it could acknowledge.
-                open.acked = open.acked.max(ack.seq.min(open.cursor));
-                Ok(None)
+                open.acked = before.max(ack.seq.min(open.cursor));
+                let lags = log.ages(before, open.acked, now);
+                Ok((!lags.is_empty()).then_some(Action::Lags(lags)))
             }
             (Phase::Open(open), Message::Resync(resync)) => {
                 if resync.shards.is_empty() {

@@ -15,6 +15,7 @@ use super::{
     publisher::{Action, Identity, Input, Inventory, Limits, Progress, Publisher, SessionError},
     terms::{Refusal, TermGate},
 };
+use crate::metrics::notice_lag;
 use futures_util::FutureExt;
 use larder_client::masters::describe;
 use larder_daemon::run::chain;
@@ -22,6 +23,7 @@ use larder_proto::{
     Term,
     control::{self, master_client::MasterClient},
 };
+use metrics::Histogram;
 use parking_lot::Mutex;
 use std::{fmt, sync::Arc, time::Duration};
 use tokio::{
@@ -106,6 +108,7 @@ pub struct Link<S> {
     board: LinkBoard,
     at: usize,
     address: String,
+    lag: Histogram,
 }
 
 /// One link for every address (`host:port`), and the board that shows them.
@@ -124,6 +127,7 @@ pub fn links<S: CommandSink>(
         board: board.clone(),
         at,
         address: address.clone(),
+        lag: notice_lag(address),
     };
     (addresses.iter().enumerate().map(link).collect(), board)
 }
@@ -270,6 +274,9 @@ impl<S: CommandSink> Link<S> {
         match self.step(Input::Received(message))? {
             None => {}
             Some(Action::Greet(term)) => self.shared.gate.greet(term)?,
+            Some(Action::Lags(lags)) => {
+                lags.iter().for_each(|lag| self.lag.record(lag.as_secs_f64()));
+            }
             Some(Action::Obey { id, term, filter }) => {
                 let shared = Arc::clone(&self.shared);
                 obeying.spawn(async move { obey(&shared, id, term, filter).await });

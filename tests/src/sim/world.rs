@@ -534,7 +534,7 @@ impl World {
             link.publisher.step(instant, Input::Received(message), &life.catalog.log)
         };
         match outcome {
-            Ok(None) => {}
+            Ok(None | Some(Action::Lags(_))) => {}
             Ok(Some(Action::Greet(term))) => {
                 if let Err(refusal) = self.nodes[node].gate.greet(term) {
                     return Err(

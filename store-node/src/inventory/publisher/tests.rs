@@ -255,6 +255,32 @@ fn after_a_break_the_same_master_gets_what_it_did_not_acknowledge_and_another_on
 }
 
 #[test]
+fn an_acknowledgement_tells_how_long_changes_waited_a_break_included() {
+    let catalog = Catalog::new(64);
+    let mut publisher = publisher();
+    open(&catalog, &mut publisher, 1);
+    catalog.drain(&mut publisher, catalog.now);
+    let key = catalog.store(1, 1);
+    catalog.drain(&mut publisher, catalog.now);
+    catalog.evict(key);
+    catalog.drain(&mut publisher, catalog.now);
+    // Changes are timed by the clock, a moment after `now` of the test.
+    let wait = Duration::from_secs(60);
+    let lags = |action| match action {
+        Some(Action::Lags(lags)) => lags,
+        other => panic!("{other:?}"),
+    };
+    let first = publisher.step(catalog.now + wait, ack(1), &catalog.log).unwrap();
+    let again = publisher.step(catalog.now + wait, ack(1), &catalog.log).unwrap();
+    assert_eq!((lags(first).len(), again), (1, None), "each is told once");
+    publisher.step(catalog.now + wait, Input::Ended, &catalog.log).unwrap();
+    open(&catalog, &mut publisher, 1);
+    catalog.drain(&mut publisher, catalog.now + wait);
+    let evicted = lags(publisher.step(catalog.now + 2 * wait, ack(2), &catalog.log).unwrap());
+    assert!(evicted.len() == 1 && evicted[0] > wait, "{evicted:?}");
+}
+
+#[test]
 fn what_does_not_fit_the_session_ends_it() {
     let catalog = Catalog::new(64);
     let mut publisher = publisher();
