@@ -16,6 +16,7 @@ mod content;
 mod error;
 mod figures;
 mod index;
+mod notices;
 mod replay;
 mod report;
 mod ssd;
@@ -48,6 +49,8 @@ enum Question {
     Transfer(transfer::Args),
     /// How many keys does a master look up, at which cost in memory and CPU?
     Index(index::Args),
+    /// How soon does the index know what a node evicted, and is it right in the end?
+    Notices(notices::Args),
     /// How much of the prompts of a request trace does each eviction policy find again?
     Replay(replay::Args),
     /// How much of the disk does the ssd tier reach, beside fio?
@@ -68,6 +71,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().question {
         Question::Transfer(args) => on_runtime(transfer::run(&args)),
         Question::Index(args) => on_runtime(index::run(&args)),
+        Question::Notices(args) => on_runtime(notices::run(&args)),
         Question::Replay(args) => replay::run(&args),
         Question::Ssd(args) => on_runtime(ssd::run(&args)),
         Question::Reference(args) => transfer::reference::server::run(&args),
