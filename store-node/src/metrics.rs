@@ -43,8 +43,11 @@ pub const CATALOG_EVENTS_TOTAL: &str = "larder_node_catalog_events_total";
 pub const NOTICE_LAG_SECONDS: &str = "larder_node_notice_lag_seconds";
 
 /// What became of parts that were offered to ssds, and of reads from there. Label `event`: `offered`,
-/// `committed`, `refused`, `loaded`, `failed_load`, `withdrawn`.
+/// `committed`, `refused`, `loaded`, `failed_load`, `withdrawn`; and what was taken in of earlier lives:
+/// `adopted_record`, `adopted_segment`, `adopted_path` (all of the path was).
 pub const TIERING_EVENTS_TOTAL: &str = "larder_node_tiering_events_total";
+/// Ssd paths of which something of an earlier life may still be taken in: 0 when the node is as warm as it gets.
+pub const ADOPTING_PATHS: &str = "larder_node_adopting_paths";
 /// Bytes of parts that wait to be written to an ssd.
 pub const WRITE_QUEUE_BYTES: &str = "larder_node_write_queue_bytes";
 /// Bytes moved by an ssd path, headers included. Labels `path`, `direction`: `read`, `written`, `scrubbed`. With
@@ -106,6 +109,12 @@ pub(crate) fn policy(name: PolicyName) {
     gauge!(EVICTION_POLICY_INFO, "tier" => "dram", "policy" => name.to_string()).set(1.0);
 }
 
+/// Says how many paths are being adopted. Told at once and not with the other gauges: warm is a moment.
+#[expect(clippy::cast_precision_loss, reason = "gauges are floats; a node has few paths")]
+pub(crate) fn adopting_paths(paths: usize) {
+    gauge!(ADOPTING_PATHS).set(paths as f64);
+}
+
 /// The catalog's counts, by their label.
 pub fn catalog_events(node: &Node) -> [(&'static str, u64); 12] {
     let counters = node.catalog().counters();
@@ -140,6 +149,17 @@ pub fn tiering_events(tiering: &Tiering) -> [(&'static str, u64); 6] {
     ]
 }
 
+/// What the ssd tier took in of earlier lives, by its label.
+pub fn adoption_events(tiering: &Tiering) -> [(&'static str, u64); 3] {
+    let (counts, adopting) = tiering.adoption();
+    let adopted_paths = tiering.members().len().saturating_sub(adopting) as u64;
+    [
+        ("adopted_record", counts.records),
+        ("adopted_segment", counts.segments),
+        ("adopted_path", adopted_paths),
+    ]
+}
+
 /// The counts of a path, by their label.
 pub fn path_events(path: &Member) -> [(&'static str, u64); 7] {
     let counters = path.counters();
@@ -165,7 +185,7 @@ fn update_ssds(node: &Node, tiering: &Tiering) {
     gauge!(USED_BYTES, "tier" => "ssd").set(used as f64);
     gauge!(PARTS, "tier" => "ssd").set(parts as f64);
     gauge!(WRITE_QUEUE_BYTES).set(tiering.queued_bytes() as f64);
-    for (event, value) in tiering_events(tiering) {
+    for (event, value) in tiering_events(tiering).into_iter().chain(adoption_events(tiering)) {
         counter!(TIERING_EVENTS_TOTAL, "event" => event).absolute(value);
     }
     for path in tiering.members() {

@@ -35,7 +35,8 @@ use crate::{
 };
 use block::{Block, InDram, Occupied, Stored};
 use larder_proto::{
-    BlockKey, Generation, LayoutFingerprint, ModelVersion, PartName, PartNumber, TierSet,
+    BlockKey, ContentFingerprint, Generation, LayoutFingerprint, ModelVersion, PartName,
+    PartNumber, TierSet,
     event::{PartSet, PartSetDef, SHARDS, Shard},
     frame::PartInfo,
     ids::{Incarnation, TenantId},
@@ -496,11 +497,15 @@ impl Catalog {
     }
 
     /// Notes that a block with this parent is here now.
-    fn child_came(&self, parent: &BlockId, child: &BlockId, of_child: &Block) {
+    fn child_came(
+        &self,
+        parent: &BlockId,
+        child: &BlockId,
+        content: ContentFingerprint,
+        root: BlockKey,
+    ) {
         let mut shard = self.shard(parent);
-        let block = shard
-            .entry(*parent)
-            .or_insert_with(|| Block::empty(of_child.content, of_child.root, None));
+        let block = shard.entry(*parent).or_insert_with(|| Block::empty(content, root, None));
         block.children.insert(child.key);
     }
 

@@ -258,7 +258,7 @@ impl Catalog {
         let parent = parent.filter(|parent| *parent != id);
         if let Some(parent) = &parent {
             let origin = &dram.info.origin;
-            self.child_came(parent, &id, &Block::empty(origin.content, origin.root, None));
+            self.child_came(parent, &id, origin.content, origin.root);
             // Asked after the parent knows of this child: of two commits that would close a ring
             // together, at least one sees the other.
             if self.closes_ring(&id, Some(parent)) {

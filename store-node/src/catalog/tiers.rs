@@ -231,7 +231,7 @@ impl Catalog {
         let parent = entry.parent.map(|key| BlockId { key, ..id }).filter(|parent| *parent != id);
         if let Some(parent) = &parent {
             // First, so that the parent cannot be evicted between the two.
-            self.child_came(parent, &id, &Block::empty(entry.content, entry.root, None));
+            self.child_came(parent, &id, entry.content, entry.root);
         }
         let (adopted, is_first) = {
             let mut shard = self.shard(&id);

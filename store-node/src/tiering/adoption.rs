@@ -1,15 +1,25 @@
 //! Taking in what an earlier life left, while the node serves.
 
 use super::Tiering;
-use crate::{catalog::Producer, tiers::ssd::Adoption};
+use crate::{
+    catalog::Producer,
+    metrics,
+    tiers::ssd::{Adoption, FooterEntry, SsdCopy},
+};
+use larder_proto::event::Shard;
 use std::{collections::HashSet, sync::Arc};
-use tokio::time::Instant;
+use tokio::{runtime::Handle, task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 /// Segments between two lines of progress.
 const PROGRESS: usize = 64;
+/// Tasks that take in the records of a segment together, at most: beyond them the node shall serve.
+const LANES: usize = 4;
+/// Records that a task takes in before it lets others run: less than a millisecond.
+const AT_ONCE: usize = 256;
 
-/// Runs until all is adopted, the path fails, or `stop`.
+/// Runs until all is adopted, the path fails, or `stop`. A segment is read while the records of the one
+/// before are taken in.
 pub(super) async fn run(
     tiering: Arc<Tiering>,
     path: usize,
@@ -18,7 +28,8 @@ pub(super) async fn run(
 ) {
     let (began, total) = (Instant::now(), adoption.left());
     let mut producers = Producers::default();
-    while let Some(Some(records)) = stop.run_until_cancelled(adoption.next()).await {
+    let mut next = stop.run_until_cancelled(adoption.next()).await;
+    while let Some(Some(records)) = next {
         let records = match records {
             Ok(records) => records,
             Err(error) => {
@@ -26,16 +37,14 @@ pub(super) async fn run(
                 break;
             }
         };
-        for (entry, copy) in records {
-            let producer = producers.of(entry.producer.as_str(), entry.producer_incarnation);
-            tiering.catalog.adopt(&entry, &producer, copy);
-        }
-        tiering.adopted.lock()[path] = adoption.counts();
-        let done = total - adoption.left();
+        let (counts, done) = (adoption.counts(), total - adoption.left());
+        let lanes = lanes_of(records, &mut producers);
+        (_, next) =
+            tokio::join!(take_in(&tiering, lanes), stop.run_until_cancelled(adoption.next()));
+        tiering.adopted.lock()[path] = counts;
         if done.is_multiple_of(PROGRESS) {
             tracing::info!(done, total, "adopting segments");
         }
-        tokio::task::yield_now().await;
     }
     let counts = adoption.counts();
     if total > 0 {
@@ -45,8 +54,43 @@ pub(super) async fn run(
         let _ = tiering.give_up(adoption.path()); // What was taken in after it was fenced.
     }
     drop(adoption);
-    tiering.adopting.send_modify(|paths| *paths -= 1);
+    tiering.adopting.send_modify(|paths| {
+        *paths -= 1;
+        metrics::adopting_paths(*paths);
+    });
     tiering.members.iter().filter_map(|member| member.path()).for_each(|path| path.nudge());
+}
+
+/// Records that one task takes in, in order.
+type Lane = Vec<(FooterEntry, Arc<Producer>, SsdCopy)>;
+
+/// Deals records out, all of one block to the same lane.
+fn lanes_of(records: Vec<(FooterEntry, SsdCopy)>, producers: &mut Producers) -> Vec<Lane> {
+    let count = Handle::current().metrics().num_workers().clamp(1, LANES);
+    let mut lanes: Vec<Lane> = (0..count).map(|_| Vec::new()).collect();
+    for (entry, copy) in records {
+        let producer = producers.of(entry.producer.as_str(), entry.producer_incarnation);
+        let lane = usize::from(Shard::of(&entry.name.part.key).0) % count;
+        lanes[lane].push((entry, producer, copy));
+    }
+    lanes
+}
+
+/// Ends when all of a segment is known, so that of two copies the newer one is.
+async fn take_in(tiering: &Arc<Tiering>, lanes: Vec<Lane>) {
+    let mut tasks = JoinSet::new();
+    for lane in lanes {
+        let catalog = Arc::clone(&tiering.catalog);
+        tasks.spawn(async move {
+            for (taken, (entry, producer, copy)) in (1usize..).zip(lane) {
+                catalog.adopt(&entry, &producer, copy);
+                if taken.is_multiple_of(AT_ONCE) {
+                    tokio::task::yield_now().await;
+                }
+            }
+        });
+    }
+    tasks.join_all().await;
 }
 
 /// Each producer once, however many parts it has published.

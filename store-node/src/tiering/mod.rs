@@ -23,6 +23,7 @@ pub use scrub::{ScrubCounts, ScrubError};
 
 use crate::{
     catalog::{Admit, Catalog, OnSsd, PartRead},
+    metrics,
     tiers::ssd::{Adoption, AdoptionCounts, SsdCopy, SsdError, SsdPath},
 };
 use larder_proto::{Generation, PartName};
@@ -116,6 +117,7 @@ impl Tiering {
     ) -> Arc<Self> {
         let writer = Writer::new(settings.queue_bytes, paths.len());
         let (adopting, _) = watch::channel(paths.len());
+        metrics::adopting_paths(paths.len());
         let adopted = vec![AdoptionCounts::default(); paths.len()].into();
         let tiering = Arc::new(Self {
             catalog,

@@ -18,7 +18,7 @@ mod segment;
 mod verify;
 
 pub use format::FooterEntry;
-pub use path::{Durability, Health, PathCounters, PathSettings, SsdPath, slots_of};
+pub use path::{Durability, Health, PathCounters, PathSettings, SsdPath, slot_name, slots_of};
 pub use recovery::{Adoption, AdoptionCounts, OpenError};
 pub use segment::{Segment, SsdCopy};
 pub use verify::Pace;

@@ -138,7 +138,7 @@ impl std::fmt::Debug for SsdPath {
 }
 
 /// The file of a slot.
-pub(super) fn slot_name(slot: u32) -> String {
+pub fn slot_name(slot: u32) -> String {
     format!("segment-{slot:06}")
 }
 

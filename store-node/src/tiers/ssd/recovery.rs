@@ -324,8 +324,11 @@ impl Adoption {
         };
         let total = entries.len() as u64;
         let alive = entries.into_iter().filter(|entry| !self.removed.contains(&entry.generation));
-        let alive: Vec<_> =
-            alive.map(|entry| (entry.clone(), SsdCopy::of(Arc::clone(&segment), &entry))).collect();
+        let with_copy = |entry| {
+            let copy = SsdCopy::of(Arc::clone(&segment), &entry);
+            (entry, copy)
+        };
+        let alive: Vec<_> = alive.map(with_copy).collect();
         self.counts.records += alive.len() as u64;
         self.counts.removed_records += total - alive.len() as u64;
         Ok(alive)
@@ -334,62 +337,71 @@ impl Adoption {
     /// Records of a segment without a footer: those whose header and bytes are whole. A record that was
     /// not written to its end may lie between others.
     async fn prove_all(&mut self, segment: &Arc<Segment>) -> Result<Vec<FooterEntry>, SsdError> {
-        const WINDOW: u64 = 256; // Pages of one read.
+        const WINDOW: u64 = 256; // Pages of one read, unless a record is longer.
         let pages = segment.file.len() / PAGE as u64;
         let (mut page, mut entries) = (1, Vec::new());
-        let mut window = (0, AlignedBuffer::zeroed(0));
+        let (mut first, mut window) = (0, AlignedBuffer::zeroed(0));
+        let mut wanted = 1; // Pages from `page` on that the window has to hold.
         while page < pages {
-            let loaded = (window.1.len() / PAGE) as u64;
-            if page < window.0 || page >= window.0 + loaded || window.0 == 0 {
-                let len = usize::try_from(WINDOW.min(pages - page)).unwrap_or(1) * PAGE;
-                let at = page * PAGE as u64;
-                window = (page, self.path.read_pages(&segment.file, at, len).await?);
+            if page + wanted > first + (window.len() / PAGE) as u64 {
+                let len = usize::try_from(wanted.max(WINDOW).min(pages - page)).unwrap_or(1) * PAGE;
+                window = self.path.read_pages(&segment.file, page * PAGE as u64, len).await?;
+                first = page;
             }
-            let from = usize::try_from(page - window.0).unwrap_or(0) * PAGE;
-            if !RecordHeader::may_begin(&window.1[from..]) {
-                page += 1;
-                continue;
-            }
-            match self.prove(segment, page, &window.1[from..from + PAGE]).await? {
-                Some(entry) => {
-                    page += entry.pages();
-                    entries.push(entry);
-                }
-                None => {
+            let from = usize::try_from(page - first).unwrap_or(0) * PAGE;
+            let (here, left) = (&window[from..], pages - page);
+            wanted = 1;
+            match prove(segment, page, here, left) {
+                Proof::NoneBegins => page += 1,
+                Proof::Unproved => {
                     self.counts.unproved_records += 1;
                     page += 1;
                 }
+                Proof::Record(entry) => {
+                    page += entry.pages();
+                    entries.push(*entry);
+                }
+                Proof::Needs(pages) => wanted = pages,
             }
         }
         Ok(entries)
     }
+}
 
-    async fn prove(
-        &self,
-        segment: &Arc<Segment>,
-        page: u64,
-        front: &[u8],
-    ) -> Result<Option<FooterEntry>, SsdError> {
-        let header_pages = RecordHeader::pages_from_front(front);
-        let left = segment.file.len() / PAGE as u64 - page;
-        if header_pages as u64 > left {
-            return Ok(None);
-        }
-        let at = page * PAGE as u64;
-        let header = self.path.read_pages(&segment.file, at, header_pages * PAGE).await?;
-        let Ok(header) = RecordHeader::decode(&segment.nonce, &header) else { return Ok(None) };
-        let at_page = u32::try_from(page).unwrap_or(u32::MAX);
-        let entry =
-            FooterEntry::of(&header, at_page, u16::try_from(header_pages).unwrap_or(u16::MAX));
-        if entry.pages() > left {
-            return Ok(None);
-        }
-        let len = usize::try_from(header.info.len).unwrap_or(usize::MAX);
-        if len == 0 {
-            return Ok(Some(entry));
-        }
-        let at = at + (header_pages * PAGE) as u64;
-        let payload = self.path.read_pages(&segment.file, at, len.next_multiple_of(PAGE)).await?;
-        Ok(header.info.sums.verify(0, &payload[..len]).is_ok().then_some(entry))
+/// What is known of a place in a segment.
+enum Proof {
+    NoneBegins,
+    /// Something begins that is no whole record of this use of the segment.
+    Unproved,
+    Record(Box<FooterEntry>),
+    /// So many pages have to be seen first: more than there were, and no more than are left.
+    Needs(u64),
+}
+
+/// Looks at the pages from `page` on; `left` of them are in the segment.
+fn prove(segment: &Segment, page: u64, here: &[u8], left: u64) -> Proof {
+    if !RecordHeader::may_begin(here) {
+        return Proof::NoneBegins;
+    }
+    let there = (here.len() / PAGE) as u64;
+    let header_pages = RecordHeader::pages_from_front(here);
+    match header_pages as u64 {
+        pages if pages > left => return Proof::Unproved,
+        pages if pages > there => return Proof::Needs(pages),
+        _ => {}
+    }
+    let (header, payload) = here.split_at(header_pages * PAGE);
+    let Ok(header) = RecordHeader::decode(&segment.nonce, header) else { return Proof::Unproved };
+    let at_page = u32::try_from(page).unwrap_or(u32::MAX);
+    let entry = FooterEntry::of(&header, at_page, u16::try_from(header_pages).unwrap_or(u16::MAX));
+    match entry.pages() {
+        pages if pages > left => return Proof::Unproved,
+        pages if pages > there => return Proof::Needs(pages),
+        _ => {}
+    }
+    let len = usize::try_from(header.info.len).unwrap_or(usize::MAX);
+    match header.info.sums.verify(0, &payload[..len]) {
+        Ok(()) => Proof::Record(Box::new(entry)),
+        Err(_) => Proof::Unproved,
     }
 }
