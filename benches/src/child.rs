@@ -96,8 +96,17 @@ impl Child {
         kib.unwrap_or(0) * 1024
     }
 
+    /// Ends it as a crash would: without a word before.
+    pub(crate) fn kill(mut self) -> Result<(), BenchError> {
+        let killed = self.process.kill().and_then(|()| self.process.wait());
+        killed.map(drop).map_err(BenchError::io(format!("kill {}", self.what)))
+    }
+
     /// Asks for the end, waits for a while, and kills what is left. Errors mean that it is gone already.
     fn stop(&mut self) {
+        if matches!(self.process.try_wait(), Ok(Some(_))) {
+            return; // Its pid may be somebody else's by now.
+        }
         let Some(pid) = i32::try_from(self.process.id()).ok().and_then(Pid::from_raw) else {
             return;
         };

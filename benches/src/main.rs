@@ -19,6 +19,7 @@ mod index;
 mod notices;
 mod replay;
 mod report;
+mod restart;
 mod ssd;
 mod transfer;
 
@@ -55,6 +56,8 @@ enum Question {
     Replay(replay::Args),
     /// How much of the disk does the ssd tier reach, beside fio?
     Ssd(ssd::Args),
+    /// How fast is a node warm again after kill -9, and how much of what it had is served?
+    Restart(restart::Args),
     /// The serving end of the reference
     #[command(hide = true)]
     Reference(transfer::reference::server::Args),
@@ -74,6 +77,7 @@ fn main() -> ExitCode {
         Question::Notices(args) => on_runtime(notices::run(&args)),
         Question::Replay(args) => replay::run(&args),
         Question::Ssd(args) => on_runtime(ssd::run(&args)),
+        Question::Restart(args) => on_runtime(restart::run(&args)),
         Question::Reference(args) => transfer::reference::server::run(&args),
         Question::Tied { program, args } => Err(child::run_tied(&program, &args)),
     };
