@@ -8,6 +8,12 @@ cd "$(dirname "$0")/.."
 stage packages scripts/system-packages.sh
 stage build cargo build --release --workspace --bins
 mkdir -p target/bench
-for question in transfer index; do
+for question in transfer index notices restart; do
     stage "$question" target/release/larder-bench "$question" --quick --json "target/bench/$question.json"
 done
+# Beside fio, which is no part of the set-up.
+if command -v fio > /dev/null; then
+    stage ssd target/release/larder-bench ssd --quick --json target/bench/ssd.json
+else
+    echo "bench: ssd was left out, it measures beside fio: apt-get install fio"
+fi
