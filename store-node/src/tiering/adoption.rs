@@ -6,15 +6,12 @@ use crate::{
     metrics,
     tiers::ssd::{Adoption, FooterEntry, SsdCopy},
 };
-use larder_proto::event::Shard;
 use std::{collections::HashSet, sync::Arc};
-use tokio::{runtime::Handle, task::JoinSet, time::Instant};
+use tokio::{task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 /// Segments between two lines of progress.
 const PROGRESS: usize = 64;
-/// Tasks that take in the records of a segment together, at most: beyond them the node shall serve.
-const LANES: usize = 4;
 /// Records that a task takes in before it lets others run: less than a millisecond.
 const AT_ONCE: usize = 256;
 
@@ -38,9 +35,10 @@ pub(super) async fn run(
             }
         };
         let (counts, done) = (adoption.counts(), total - adoption.left());
-        let lanes = lanes_of(records, &mut producers);
-        (_, next) =
-            tokio::join!(take_in(&tiering, lanes), stop.run_until_cancelled(adoption.next()));
+        (_, next) = tokio::join!(
+            take_in(&tiering, &mut producers, records),
+            stop.run_until_cancelled(adoption.next())
+        );
         tiering.adopted.lock()[path] = counts;
         if done.is_multiple_of(PROGRESS) {
             tracing::info!(done, total, "adopting segments");
@@ -61,35 +59,28 @@ pub(super) async fn run(
     tiering.members.iter().filter_map(|member| member.path()).for_each(|path| path.nudge());
 }
 
-/// Records that one task takes in, in order.
-type Lane = Vec<(FooterEntry, Arc<Producer>, SsdCopy)>;
-
-/// Deals records out, all of one block to the same lane.
-fn lanes_of(records: Vec<(FooterEntry, SsdCopy)>, producers: &mut Producers) -> Vec<Lane> {
-    let count = Handle::current().metrics().num_workers().clamp(1, LANES);
-    let mut lanes: Vec<Lane> = (0..count).map(|_| Vec::new()).collect();
-    for (entry, copy) in records {
+/// Ends when all of a segment is known, so that of two copies the newer one is. A task of its own, so that
+/// the next segment is decoded meanwhile. More tasks were measured: more CPU, and no sooner.
+async fn take_in(
+    tiering: &Arc<Tiering>,
+    producers: &mut Producers,
+    records: Vec<(FooterEntry, SsdCopy)>,
+) {
+    let of_entry = |(entry, copy): (FooterEntry, SsdCopy)| {
         let producer = producers.of(entry.producer.as_str(), entry.producer_incarnation);
-        let lane = usize::from(Shard::of(&entry.name.part.key).0) % count;
-        lanes[lane].push((entry, producer, copy));
-    }
-    lanes
-}
-
-/// Ends when all of a segment is known, so that of two copies the newer one is.
-async fn take_in(tiering: &Arc<Tiering>, lanes: Vec<Lane>) {
+        (entry, producer, copy)
+    };
+    let records: Vec<_> = records.into_iter().map(of_entry).collect();
+    let catalog = Arc::clone(&tiering.catalog);
     let mut tasks = JoinSet::new();
-    for lane in lanes {
-        let catalog = Arc::clone(&tiering.catalog);
-        tasks.spawn(async move {
-            for (taken, (entry, producer, copy)) in (1usize..).zip(lane) {
-                catalog.adopt(&entry, &producer, copy);
-                if taken.is_multiple_of(AT_ONCE) {
-                    tokio::task::yield_now().await;
-                }
+    tasks.spawn(async move {
+        for (taken, (entry, producer, copy)) in (1usize..).zip(records) {
+            catalog.adopt(&entry, &producer, copy);
+            if taken.is_multiple_of(AT_ONCE) {
+                tokio::task::yield_now().await;
             }
-        });
-    }
+        }
+    });
     tasks.join_all().await;
 }
 
