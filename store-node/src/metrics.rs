@@ -37,14 +37,14 @@ pub const EVICTION_POLICY_INFO: &str = "larder_node_eviction_policy_info";
 /// `descendant_dropped` (with an ancestor), `found` and `missed` (parts that were asked for).
 pub const CATALOG_EVENTS_TOTAL: &str = "larder_node_catalog_events_total";
 /// How long a master did not know of a change, in seconds: from its entry in the change log to the
-/// acknowledgement of the numbered batch that carried it. Label `master`: its configured address. Of each
-/// batch its first change is counted, which waited longest, and at least one in
-/// [`TIMED_EVERY`](crate::inventory::log::TIMED_EVERY). What a master learns from a snapshot is not.
+/// acknowledgement that covers it. Label `master`: its configured address. Timed are the first change after
+/// all were read and at least one in [`TIMED_EVERY`](crate::inventory::log::TIMED_EVERY); those up to the next
+/// timed one count with it, though they waited less.
 pub const NOTICE_LAG_SECONDS: &str = "larder_node_notice_lag_seconds";
 
 /// What became of parts that were offered to ssds, and of reads from there. Label `event`: `offered`,
 /// `committed`, `refused`, `loaded`, `failed_load`, `withdrawn`; and what was taken in of earlier lives:
-/// `adopted_record`, `adopted_segment`, `adopted_path` (all of the path was).
+/// `adopted_record`, `adopted_segment`, `adopted_path` (its adoption has ended).
 pub const TIERING_EVENTS_TOTAL: &str = "larder_node_tiering_events_total";
 /// Ssd paths of which something of an earlier life may still be taken in: 0 when the node is as warm as it gets.
 pub const ADOPTING_PATHS: &str = "larder_node_adopting_paths";

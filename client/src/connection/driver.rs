@@ -24,6 +24,8 @@ use tokio::{
 
 /// Bytes that one turn writes or reads before other tasks of the thread get theirs.
 const TURN_BYTES: usize = 4 << 20;
+/// Puts that send their bytes by turns; the others wait for one of them to end.
+const TURN_UPLOADS: usize = 4;
 /// Id of the question that a driver asks last; handles never get that far.
 const LAST_QUESTION: u64 = u64::MAX;
 /// Bytes of a put that are summed before it is granted: what a round trip within a host has time for.
@@ -55,7 +57,7 @@ pub(super) struct Put {
 }
 
 /// The bytes of a put. Each piece is summed right before it is written, so that both find it in the cache;
-/// only the first ones are summed before, in the time that the peer takes to grant.
+/// only the first ones of the last put are summed before, in the time that the peer takes to grant.
 pub(super) struct Upload {
     payload: Bytes,
     sums: RunningSums,
@@ -214,11 +216,14 @@ impl Driver {
             while let Ok(command) = self.inbox.try_recv() {
                 self.obey(command);
             }
+            let before = self.outgoing.sent_bytes();
             let drained = match self.flush() {
                 Ok(drained) => drained,
                 Err(error) => return error.into(),
             };
-            self.sum_ahead();
+            if self.outgoing.sent_bytes() - before >= TURN_BYTES as u64 {
+                tokio::task::yield_now().await; // A peer that keeps up would never make it wait.
+            }
             match self.receive() {
                 Ok(true) => {
                     tokio::task::yield_now().await;
@@ -226,7 +231,7 @@ impl Driver {
                 }
                 // What came may have given us something to say: the bytes of a put.
                 Ok(false) if drained && !self.is_quiet() => continue,
-                Ok(false) => {}
+                Ok(false) => self.sum_ahead(),
                 Err(error) => return error,
             }
             match self.look() {
@@ -352,7 +357,9 @@ impl Driver {
             let commit = Commit { sums: upload.sums.finish(|_, _| ()) };
             return self.outgoing.push(Op::Commit, request, slot, &commit);
         }
-        self.uploads.push_back((request, upload));
+        // The next of a few: one that is short does not wait for the whole of a long one, and of many under
+        // way not all end late together.
+        self.uploads.insert(self.uploads.len().min(TURN_UPLOADS - 1), (request, upload));
     }
 
     /// Sums the first bytes of a put while its peer decides.
@@ -551,7 +558,11 @@ impl Driver {
             }
             State::Waiting(
                 Answer::Reply(done) | Answer::Keeping { done, .. } | Answer::Put(Put { done, .. }),
-            ) => _ = done.send(Ok(reply)),
+            ) => {
+                // One that was refused while its bytes went out sends no more of them.
+                self.uploads.retain(|(of, _)| *of != request);
+                let _ = done.send(Ok(reply));
+            }
             other => fail(other, &reply.refusal()),
         }
     }

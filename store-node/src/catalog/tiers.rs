@@ -14,7 +14,7 @@ use crate::{
 };
 use larder_proto::{Generation, PartName, Tier, frame::PartInfo};
 use std::{
-    collections::HashMap,
+    collections::HashSet,
     sync::{Arc, OnceLock, atomic::Ordering},
 };
 
@@ -329,7 +329,7 @@ impl Catalog {
     /// Looks for what must not be. Exact while nothing changes.
     pub fn audit(&self) -> Audit {
         let mut audit = Audit::default();
-        let mut missing = HashMap::new();
+        let mut holes = HashSet::new();
         let counted = super::Tally::default();
         for shard in &self.shards {
             // Of one shard at a time: a catalog may be large.
@@ -347,10 +347,9 @@ impl Catalog {
             }
             parents.sort_unstable();
             parents.dedup();
-            let above = parents.into_iter().map(|id| (id, self.missing_from(id)));
-            missing.extend(above.filter(|(_, missing)| *missing > 0));
+            parents.into_iter().for_each(|id| self.missing_from(id, &mut holes));
         }
-        audit.holes = missing.into_values().sum();
+        audit.holes = holes.len() as u64;
         let differ = |a: &std::sync::atomic::AtomicU64, b: &std::sync::atomic::AtomicU64| {
             a.load(Ordering::Relaxed).abs_diff(b.load(Ordering::Relaxed))
         };
@@ -363,19 +362,18 @@ impl Catalog {
 
     /// Blocks without parts from this one, the parent of a stored block, up to the next stored one. None
     /// when there is no stored one: then it is the chain's beginning that is not here.
-    fn missing_from(&self, parent: BlockId) -> u64 {
+    fn missing_from(&self, parent: BlockId, holes: &mut HashSet<BlockId>) {
         let mut at = Some(parent);
-        let mut missing = 0;
+        let mut missing = Vec::new();
         while let Some(id) = at {
             let shard = self.shard(&id);
-            let Some(block) = shard.get(&id) else { break };
-            if block.is_stored() {
-                return missing;
+            let Some(block) = shard.get(&id) else { return };
+            if block.is_stored() || holes.contains(&id) {
+                return holes.extend(missing);
             }
-            missing += 1;
+            missing.push(id);
             at = block.parent.map(|key| BlockId { key, ..id });
         }
-        0
     }
 }
 

@@ -93,6 +93,15 @@ pub struct Digests {
     pub shards: Box<[u64; SHARDS]>,
 }
 
+/// How long ago a timed change was logged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Age {
+    /// How long.
+    pub age: Duration,
+    /// Changes from this one on to the next timed one: they are younger.
+    pub changes: u64,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct ChangeLog {
@@ -219,12 +228,21 @@ impl ChangeLog {
 
     /// How long ago the timed changes among `after + 1 ..= last` were logged. When they have all left the
     /// ring, the age of the oldest that is known: theirs is more.
-    pub fn ages(&self, after: u64, last: u64, now: Instant) -> Vec<Duration> {
+    pub fn ages(&self, after: u64, last: u64, now: Instant) -> Vec<Age> {
         let inner = self.inner.lock();
         let first = inner.timed.partition_point(|timed| timed.seq <= after);
-        let asked = inner.timed.range(first..).take_while(|timed| timed.seq <= last);
+        let behind = inner.timed.partition_point(|timed| timed.seq <= last).max(first);
+        let asked = inner.timed.range(first..behind);
         let oldest = inner.timed.front().filter(|oldest| after < last && last < oldest.seq);
-        asked.chain(oldest).map(|timed| now.saturating_duration_since(timed.at)).collect()
+        let mut ages: Vec<Age> = Vec::new();
+        let mut ended = last;
+        for timed in asked.chain(oldest).rev() {
+            let changes = (ended + 1).saturating_sub(timed.seq).max(1);
+            ages.push(Age { age: now.saturating_duration_since(timed.at), changes });
+            ended = ended.min(timed.seq.saturating_sub(1));
+        }
+        ages.reverse();
+        ages
     }
 
     /// Sorts shards by their last change, most recent first: what is written is what is asked for.
@@ -301,13 +319,15 @@ mod tests {
         let at = |ms| began + Duration::from_millis(ms);
         let append = |ms| log.append_by(Change::stored(key(1, 1), None, state(0)), || at(ms));
         let ages = |after, last, ms| -> Vec<u128> {
-            log.ages(after, last, at(ms)).iter().map(Duration::as_millis).collect()
+            log.ages(after, last, at(ms)).iter().map(|age| age.age.as_millis()).collect()
         };
         let read = |after| log.read(after, 1024, &mut Vec::new()).unwrap();
         (1..=3).for_each(|ms| _ = append(ms));
         read(0);
         assert_eq!((append(10), append(11)), (4, 5));
         assert_eq!(ages(0, 5, 12), [11, 2]);
+        let stand_for = log.ages(0, 5, at(12)).iter().map(|age| age.changes).collect::<Vec<_>>();
+        assert_eq!(stand_for, [3, 2], "every change counts once");
         assert_eq!(ages(1, 3, 12), [0u128; 0], "changes 2 and 3 stand behind change 1");
         // Nobody reads: one in so many is timed, and none is remembered for longer than the ring is.
         (0..100 * TIMED_EVERY).for_each(|n| _ = append(100 + n));

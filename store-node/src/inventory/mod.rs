@@ -15,7 +15,7 @@ pub mod session;
 pub mod terms;
 
 pub use command::{CommandSink, Evicted, Eviction};
-pub use log::{Change, ChangeLog, Loss};
+pub use log::{Age, Change, ChangeLog, Loss};
 pub use part_sets::{BlockState, PartSets, SetId, SetsFull};
 pub use publisher::{Identity, Inventory, Vitals};
 pub use session::{LinkBoard, Shared, links};

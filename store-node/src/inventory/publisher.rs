@@ -19,7 +19,7 @@
 //! returned must be sent or the session ended. Nothing here waits or keeps a queue beyond one snapshot.
 
 use super::{
-    log::{ChangeLog, Digests},
+    log::{Age, ChangeLog, Digests},
     part_sets::{BlockState, PartSets, SetId},
 };
 use bytes::Bytes;
@@ -126,9 +126,9 @@ pub enum Action {
         /// What to evict.
         filter: control::EvictFilter,
     },
-    /// Count these lags: how long timed changes waited, from being logged to the acknowledgement of the
-    /// batch that carried them.
-    Lags(Vec<Duration>),
+    /// Count these lags: how long timed changes waited, from being logged to the acknowledgement that covers
+    /// them, those that a snapshot repaired included.
+    Lags(Vec<Age>),
 }
 
 /// Why a session has to end. The owner closes the connection and steps with [`Input::Ended`].

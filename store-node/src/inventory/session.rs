@@ -11,7 +11,7 @@
 
 use super::{
     command::{CommandSink, Eviction},
-    log::ChangeLog,
+    log::{Age, ChangeLog},
     publisher::{Action, Identity, Input, Inventory, Limits, Progress, Publisher, SessionError},
     terms::{Refusal, TermGate},
 };
@@ -275,7 +275,10 @@ impl<S: CommandSink> Link<S> {
             None => {}
             Some(Action::Greet(term)) => self.shared.gate.greet(term)?,
             Some(Action::Lags(lags)) => {
-                lags.iter().for_each(|lag| self.lag.record(lag.as_secs_f64()));
+                for Age { age, changes } in lags {
+                    let changes = usize::try_from(changes).unwrap_or(usize::MAX);
+                    self.lag.record_many(age.as_secs_f64(), changes);
+                }
             }
             Some(Action::Obey { id, term, filter }) => {
                 let shared = Arc::clone(&self.shared);

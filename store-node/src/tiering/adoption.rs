@@ -45,6 +45,7 @@ pub(super) async fn run(
         }
     }
     let counts = adoption.counts();
+    tiering.adopted.lock()[path] = counts;
     if total > 0 {
         tracing::info!(?counts, took = ?began.elapsed(), "segments adopted");
     }

@@ -71,7 +71,8 @@ impl Untold {
         Self { node: Arc::clone(node), reader: reader.clone(), lease: Some(lease) }
     }
 
-    /// The reader is told: the lease is its to release.
+    /// The answer is on its way: the lease is the reader's to release. If the connection ends before the
+    /// answer went out, the lease ends with the reader's process.
     fn told(mut self) {
         self.lease = None;
     }
