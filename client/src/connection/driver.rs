@@ -1,6 +1,8 @@
 //! The task that owns a connection's socket and everything in flight on it.
 
-use super::{Incoming, Landing, Outgoing, ReadError, Reply, Socket, Spin, outgoing::WRITE_BYTES};
+use super::{
+    Incoming, Landing, Outgoing, ReadError, Reply, Socket, Spin, outgoing::WRITE_BYTES, spin::Waits,
+};
 use crate::error::TransferError;
 use bytes::Bytes;
 use larder_proto::{
@@ -155,6 +157,7 @@ pub(super) struct Driver {
     /// The socket took no more at the last attempt: what it takes next, the peer made room for.
     blocked: bool,
     spin: Spin,
+    waits: Waits,
     /// Something was cancelled: its answer may have been on its way, and may hold a lease.
     cancelled: bool,
     /// What the peer said before it heard the last question has come.
@@ -188,6 +191,7 @@ impl Driver {
             said: now,
             blocked: false,
             spin: Spin::default(),
+            waits: Waits::default(),
             cancelled: false,
             all_heard: false,
         }
@@ -307,10 +311,11 @@ impl Driver {
         }
     }
 
-    /// Looks for an answer for a moment before going to sleep, where one may come that fast: on a Unix
-    /// socket, when nobody else has something to say.
+    /// Looks for an answer for a moment before going to sleep, where one may come that fast, when nobody
+    /// else has something to say: on a Unix socket, and on any while no other connection waits.
     fn look(&mut self) -> Result<bool, TransferError> {
-        let awaited = self.socket.as_unix().is_some()
+        self.waits.set(!self.pending.is_empty());
+        let awaited = (self.socket.as_unix().is_some() || self.waits.alone())
             && self.current.is_none()
             && self.inbox.is_empty()
             && self.is_quiet()

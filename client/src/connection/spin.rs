@@ -5,7 +5,13 @@
 //! few microseconds, so whoever waits for one looks again for a moment first. Where looking does not pay
 //! (a busy peer, one core for both), it soon stops.
 
-use std::{sync::LazyLock, time::Duration};
+use std::{
+    sync::{
+        LazyLock,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 /// How long to look: what waking a thread on a sleeping core takes (measured: 60 us finds nearly every
 /// answer that 100 us does, and 20 us half of them), so that a look in vain at most doubles a wait.
@@ -17,6 +23,35 @@ const REST_LIMIT: u32 = 16;
 /// Whether another core can answer while this one looks.
 static OTHER_CORES: LazyLock<bool> =
     LazyLock::new(|| std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1));
+
+/// Connections of this process that wait for an answer.
+static WAITING: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether a connection waits for an answer, among all of this process: where several do, a thread that
+/// looks at one of them keeps the answers of the others waiting.
+#[derive(Debug, Default)]
+pub(super) struct Waits(bool);
+
+impl Waits {
+    pub(super) fn set(&mut self, waits: bool) {
+        match (std::mem::replace(&mut self.0, waits), waits) {
+            (false, true) => _ = WAITING.fetch_add(1, Ordering::Relaxed),
+            (true, false) => _ = WAITING.fetch_sub(1, Ordering::Relaxed),
+            _ => {}
+        }
+    }
+
+    /// It waits, and no other does.
+    pub(super) fn alone(&self) -> bool {
+        self.0 && WAITING.load(Ordering::Relaxed) == 1
+    }
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        self.set(false);
+    }
+}
 
 /// Decides when looking is worth it: not after it was in vain, for twice as many waits each time.
 #[derive(Debug, Default)]

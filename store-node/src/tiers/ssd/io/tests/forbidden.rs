@@ -9,11 +9,11 @@ use super::{
     bed::{content, filled, pattern},
 };
 use crate::tiers::dram::Arena;
-use parking_lot::Mutex;
 use std::{
+    cell::RefCell,
     io::{self, Write},
     process::Command,
-    sync::Arc,
+    sync::{Arc, Once},
 };
 
 /// From here on this thread and those that it starts get `error` from the given system calls.
@@ -56,24 +56,32 @@ fn where_forbidden(calls: &'static [i64], error: i32, test: impl FnOnce() + Send
     });
 }
 
-/// What is said in the log while `work` runs.
+thread_local! {
+    static SAID: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// What this thread says in the log while `work` runs.
+///
+/// One subscriber for all threads: with one for each, what a line's place decided for another thread at the
+/// same moment may hold for this one.
 fn logged<T>(work: impl FnOnce() -> T) -> (T, String) {
-    #[derive(Clone, Default)]
-    struct Log(Arc<Mutex<Vec<u8>>>);
+    struct Log;
     impl Write for Log {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().write(bytes)
+            SAID.with_borrow_mut(|said| said.write(bytes))
         }
         fn flush(&mut self) -> io::Result<()> {
             Ok(())
         }
     }
-    let log = Log::default();
-    let into = log.clone();
-    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || into.clone());
-    let done = tracing::subscriber::with_default(subscriber.finish(), work);
-    let text = String::from_utf8(log.0.lock().clone()).unwrap();
-    (done, text)
+    static SUBSCRIBER: Once = Once::new();
+    SUBSCRIBER.call_once(|| {
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(|| Log);
+        tracing::subscriber::set_global_default(subscriber.finish()).unwrap();
+    });
+    SAID.take();
+    let done = work();
+    (done, String::from_utf8(SAID.take()).unwrap())
 }
 
 const SETUP: &[i64] = &[libc::SYS_io_uring_setup];
