@@ -14,6 +14,10 @@ use std::{
     path::{Path, PathBuf},
     process::{ChildStdout, Command, Stdio},
 };
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
 
 /// How long a child may take to stop after it was asked to.
 const STOP_SECONDS: i64 = 5;
@@ -124,6 +128,15 @@ impl Drop for Child {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+/// What a daemon serves as `/metrics`, head and all.
+pub(crate) async fn metrics(address: &str) -> io::Result<String> {
+    let mut stream = TcpStream::connect(address).await?;
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await?;
+    Ok(text)
 }
 
 /// Becomes `program`, to be killed when the process that started this one ends.

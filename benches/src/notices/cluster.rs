@@ -21,8 +21,7 @@ use std::{
 };
 use tempfile::TempDir;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpStream, UnixStream},
+    net::UnixStream,
     time::{Instant, sleep},
 };
 use tonic::transport::Channel;
@@ -140,14 +139,8 @@ impl Cluster {
 
     /// The lags that the node has counted so far.
     pub(super) async fn lag(&self) -> Result<Lags, BenchError> {
-        let mut text = String::new();
-        let ask = async {
-            let mut stream = TcpStream::connect(&self.metrics).await?;
-            stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await?;
-            stream.read_to_string(&mut text).await
-        };
-        ask.await.map_err(BenchError::io("read the node's metrics"))?;
-        Ok(Lags::of_metrics(&text))
+        let text = child::metrics(&self.metrics).await;
+        Ok(Lags::of_metrics(&text.map_err(BenchError::io("read the node's metrics"))?))
     }
 
     /// Whether the index knows each of these blocks on the node.

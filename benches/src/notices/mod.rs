@@ -66,9 +66,9 @@ pub(crate) struct Args {
 }
 
 const HELP: &str = "\
-lag: from the moment a change is logged on the node to the master's acknowledgement of the batch
-  that carries it. The node counts the first change of each batch, which waits longest, and one in
-  64 of a long batch, in larder_node_notice_lag_seconds of its /metrics. Quantiles are
+lag: from the moment a change is logged on the node to the master's acknowledgement that covers it,
+  in larder_node_notice_lag_seconds of the node's /metrics. The first change after all were read and
+  one in 64 are timed; those up to the next timed one count with it, though they waited less. Quantiles are
   interpolated within its buckets (... 20, 50, 100, 200 ms ...): against 100 ms they are exact.
   Every step of the way waits for a core, so a machine that is busy with other things shows here.
 evictions: blocks that left the dram tier, whether or not a copy stays on the ssd.

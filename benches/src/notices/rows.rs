@@ -113,7 +113,7 @@ pub(super) fn render(
     let Figures { evicted, demoted, node_cpu_s, master_cpu_s } = evicted;
     let most = lag.most_ms().unwrap_or(f64::NAN);
     format!(
-        "{out}\n\n{} timed changes, none later than {most} ms; {evicted} blocks evicted, {demoted} demoted to the ssd\n\
+        "{out}\n\n{} changes, none later than {most} ms; {evicted} blocks evicted, {demoted} demoted to the ssd\n\
          {} of {} blocks held in the end; {} puts found no room and were tried again\n\
          CPU seconds while putting: node {node_cpu_s:.1}, master {master_cpu_s:.1}",
         lag.count(),

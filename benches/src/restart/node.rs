@@ -8,14 +8,12 @@ use crate::{
 use larder_client::connection::{Connection, Identity, Socket};
 use larder_store_node::metrics::ADOPTING_PATHS;
 use std::{
-    io,
     path::{Path, PathBuf},
     time::Duration,
 };
 use tempfile::TempDir;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpStream, UnixStream},
+    net::UnixStream,
     time::{Instant, MissedTickBehavior, interval},
 };
 
@@ -135,7 +133,9 @@ impl Node {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            let told = self.told().await.map_err(BenchError::io("ask the node for its metrics"))?;
+            let told = child::metrics(&self.metrics)
+                .await
+                .map_err(BenchError::io("ask the node for its metrics"))?;
             let adopting = told.lines().find_map(|line| line.strip_prefix(ADOPTING_PATHS));
             match adopting.map(|paths| paths.trim().parse::<f64>()) {
                 Some(Ok(0.0)) => return Ok(self.age()),
@@ -149,17 +149,6 @@ impl Node {
                 }
             }
         }
-    }
-
-    /// All of its metrics, as text.
-    async fn told(&self) -> io::Result<String> {
-        let mut stream = TcpStream::connect(&self.metrics).await?;
-        let request =
-            format!("GET /metrics HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.metrics);
-        stream.write_all(request.as_bytes()).await?;
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).await?;
-        Ok(String::from_utf8_lossy(&answer).into_owned())
     }
 
     /// kill -9.

@@ -58,7 +58,7 @@ const KEPT_EIGHTHS: u64 = 3;
 const LIFE: Incarnation = Incarnation(1);
 
 /// What became of the parts of a push.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Pushed {
     /// Parts whose copy on the ssd was announced.
     pub(super) committed: u64,
@@ -84,7 +84,7 @@ struct Record {
 pub(super) struct Tier {
     arena: Arc<Arena>,
     path: Arc<SsdPath>,
-    admitted: Arc<Catalog>,
+    catalog: Arc<Catalog>,
     tiering: Arc<Tiering>,
     next: AtomicU64,
     /// What a leg reads, round and round.
@@ -142,7 +142,7 @@ impl Tier {
             opened.map_err(io::Error::other).map_err(BenchError::io("open the path"))?;
         let log = Arc::new(ChangeLog::new(Arc::new(PartSets::new(64)), 1 << 16));
         let watermarks = Watermarks { high: 0.95, low: 0.9 };
-        let admitted =
+        let catalog =
             Catalog::new(LIFE, Arc::clone(&arena), Box::new(Lru::default()), watermarks, log);
         let settings = TieringSettings {
             admit: Admit::All,
@@ -151,11 +151,11 @@ impl Tier {
             scrub_rate: 0,
         };
         let paths = vec![Arc::clone(&path)];
-        let tiering = Tiering::new(Arc::clone(&admitted), paths, settings, Arc::new(NoHost));
+        let tiering = Tiering::new(Arc::clone(&catalog), paths, settings, Arc::new(NoHost));
         let (mut running, stop) = (JoinSet::new(), CancellationToken::new());
         running.spawn(Arc::clone(&tiering).run(vec![adoption], stop.clone()));
         let (next, records) = (AtomicU64::new(0), VecDeque::new());
-        Ok(Self { arena, path, admitted, tiering, next, records, capacity, running, stop, dir })
+        Ok(Self { arena, path, catalog, tiering, next, records, capacity, running, stop, dir })
     }
 
     /// Records one behind the other, as many at a time as the cell says, until `length` is over.
@@ -238,26 +238,31 @@ impl Tier {
         let first = self.next.fetch_add(count, Ordering::Relaxed);
         let counters = self.path.counters();
         let written = || counters.written_bytes.load(Ordering::Relaxed);
-        let (began, before) = (Instant::now(), written());
-        let catalog = Arc::clone(&self.admitted);
+        let tiering = self.tiering.counters();
+        let counts = || {
+            let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+            (count(&tiering.committed), count(&tiering.refused))
+        };
+        let (began, before, counted) = (Instant::now(), written(), counts());
+        let catalog = Arc::clone(&self.catalog);
         spawn_blocking(move || put_all(&catalog, first..first + count, cell.len)).await??;
         let (took, while_put) = (began.elapsed().as_secs_f64(), written() - before);
         self.tiering.settled().await;
-        let on_ssd: Vec<u64> = (first..first + count)
-            .filter(|number| self.admitted.tiers(&name(*number)).has(larder_proto::Tier::Ssd))
-            .collect();
-        let committed = on_ssd.len() as u64;
-        let refused = count - committed;
+        // By the tier's own counters, not by what is there: a part that was announced and is lost shows.
+        let (committed, refused) = (counts().0 - counted.0, counts().1 - counted.1);
         // Others take the place of what still lies in memory too.
         let others = (self.arena.capacity_bytes() / cell.len as u64).max(1);
         let from = self.next.fetch_add(others, Ordering::Relaxed);
-        let catalog = Arc::clone(&self.admitted);
+        let catalog = Arc::clone(&self.catalog);
         spawn_blocking(move || put_all(&catalog, from..from + others, cell.len)).await??;
         self.tiering.settled().await;
         let mut readable = 0;
-        for number in on_ssd {
+        for number in first..first + count {
             let name = name(number);
-            let read = match self.admitted.find(&name) {
+            if !self.catalog.tiers(&name).has(larder_proto::Tier::Ssd) {
+                continue;
+            }
+            let read = match self.catalog.find(&name) {
                 None => continue,
                 Some(Found::Here(read)) => read,
                 Some(Found::OnSsd(copy)) => match self.tiering.load(&name, &copy).await {

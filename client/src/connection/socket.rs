@@ -98,8 +98,8 @@ impl Socket {
 /// Prepares a stream for frames: small ones are sent at once, and over loopback addresses nothing is paced.
 ///
 /// Where the system's congestion control is BBR it paces on loopback too, though there is no bottleneck to
-/// find: half of the throughput and twice the CPU time, measured with parts of 1 MiB. So loopback has
-/// CUBIC, if the kernel has it.
+/// find: 0.6 of CUBIC's throughput at 1.8 times its CPU, measured with one client that puts parts of 1 MiB.
+/// So loopback has CUBIC, if the kernel has it.
 pub fn tune(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     // A peer that is gone already has no address; the connection finds that out by itself.
