@@ -19,7 +19,8 @@ use larder_proto::{
     fingerprint::ModelDescription,
     frame::{
         Attached, Class, Codec, Empty, Failed, Fetch, FetchItem, HEADER_LEN, Header, Lease, Leased,
-        Lookup, Match, Matched, Op, PartInfo, PutStaged, Register, Release, Reserve, Source,
+        Lookup, Match, Matched, Op, PartInfo, PutStaged, Register, Release, Reserve, ReuseHint,
+        Source,
     },
     ids::NodeId,
     part::PartRef,
@@ -160,6 +161,11 @@ impl LocalSession {
         keys: Vec<BlockKey>,
     ) -> Result<Vec<TierSet>, ClientError> {
         Ok(self.connection.lookup(&Lookup { layout, part, keys }).await?)
+    }
+
+    /// Tells the node what is known of the future of a chain; see [`Connection::hint`].
+    pub async fn hint(&self, hint: &ReuseHint) -> Result<Option<u32>, ClientError> {
+        Ok(self.connection.hint(hint).await?)
     }
 
     /// A part of the local node, in place; `None` is a miss.

@@ -6,7 +6,7 @@ use crate::planner::{Planner, PlannerOptions, PromptShape, Watch};
 use crate::publish::{self, Job, Publication, PublicationStart};
 use crate::report::{KvReport, SkipReason};
 use crate::request::{LandedPart, RequestKv};
-use crate::store::{BlockSource, Connect, KvStore};
+use crate::store::{BlockSource, Connect, KvStore, Reuse};
 use crate::{fetch, session};
 use larder_proto::BlockKey;
 use larder_proto::block_key::KeyChain;
@@ -128,12 +128,14 @@ impl<C: Connect> Connector<C> {
 
     /// Matches a prompt, decides what to fetch and waits for it, within the request's budget. The
     /// answer always comes; without help from the cache it says why. `max_new_tokens` is the most
-    /// that the answer can add. Dropping the future releases everything.
+    /// that the answer can add; `reuse` goes to the node with the prompt's blocks, if they are to be
+    /// kept, and with all when the request ends. Dropping the future releases everything.
     pub async fn prepare(
         &self,
         prompt: &[u32],
         max_new_tokens: u32,
         rate: PrefillRate,
+        reuse: Reuse,
     ) -> RequestKv {
         let shared = &*self.shared;
         let version = shared.model.borrow().version();
@@ -152,6 +154,10 @@ impl<C: Connect> Connector<C> {
         if let Some(reason) = report.skip_reason {
             metric::count_skip(reason);
         }
+        if reuse.keeps() || (reuse.is_known() && !shared.options.publish) {
+            let hint = Job::Hint { version, keys: keys.clone(), reuse };
+            let _ = shared.queue.try_send(hint); // A wish.
+        }
         let publication = shared.options.publish.then(|| {
             let generated = match shared.options.publish_generated {
                 true => max_new_tokens,
@@ -166,6 +172,7 @@ impl<C: Connect> Connector<C> {
                 keys,
                 block_tokens: shared.block_tokens,
                 limit: longest / shared.block_tokens,
+                reuse,
             })
         });
         let planner = Some(Arc::clone(&shared.planner));

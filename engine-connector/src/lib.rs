@@ -39,6 +39,6 @@ pub use planner::{Plan, Planner, PlannerOptions, PromptShape, Verdict, Watch};
 pub use report::{KvReport, ReuseSource, SkipReason};
 pub use request::{PublishedBlocks, RequestKv};
 pub use store::{
-    BlockSource, Connect, Delivered, Fetch, FetchFailure, KvStore, PutAttributes, PutResult,
+    BlockSource, Connect, Delivered, Fetch, FetchFailure, KvStore, PutAttributes, PutResult, Reuse,
     StoreError,
 };

@@ -1,7 +1,7 @@
 //! The store of a real engine: a session with the node on this host.
 
 use crate::store::{
-    BlockSource, Connect, Delivered, Fetch, FetchFailure, KvStore, PutAttributes, PutResult,
+    BlockSource, Connect, Delivered, Fetch, FetchFailure, KvStore, PutAttributes, PutResult, Reuse,
     StoreError,
 };
 use larder_client::connection::{Identity, PutOutcome};
@@ -10,7 +10,7 @@ use larder_client::local::{
 };
 use larder_client::{ClientError, TransferError};
 use larder_proto::fingerprint::{ModelDescription, ModelVersion};
-use larder_proto::frame::{Class, Code, Match, Matched};
+use larder_proto::frame::{Class, Code, KEYS_LIMIT, Match, Matched, ReuseHint};
 use larder_proto::part::PartRef;
 use larder_proto::{BlockKey, Incarnation, PartNumber};
 use std::error::Error;
@@ -109,6 +109,19 @@ impl KvStore for LocalStore {
     ) -> Result<Vec<bool>, StoreError> {
         let tiers = self.session.stored(version.layout, PART, keys.to_vec()).await;
         Ok(tiers.map_err(told)?.iter().map(|tiers| !tiers.is_empty()).collect())
+    }
+
+    async fn hint(
+        &self,
+        version: &ModelVersion,
+        keys: &[BlockKey],
+        reuse: Reuse,
+    ) -> Result<(), StoreError> {
+        let Reuse { session, priority, retention } = reuse;
+        let retention_s = u32::try_from(retention.as_secs()).unwrap_or(u32::MAX);
+        let keys = keys[..keys.len().min(KEYS_LIMIT)].to_vec();
+        let hint = ReuseHint { layout: version.layout, keys, session, priority, retention_s };
+        self.session.hint(&hint).await.map(drop).map_err(told)
     }
 
     async fn closed(&self) {

@@ -9,7 +9,7 @@
 
 use crate::engine::KvEngine;
 use crate::metric::PublishOutcome;
-use crate::store::{KvStore, PutAttributes, PutResult};
+use crate::store::{KvStore, PutAttributes, PutResult, Reuse};
 use larder_proto::BlockKey;
 use larder_proto::block_key::KeyChain;
 use larder_proto::fingerprint::{ContentFingerprint, ModelVersion};
@@ -85,6 +85,8 @@ pub(crate) enum Job {
         bytes: Vec<u8>,
         ledger: Arc<Ledger>,
     },
+    /// Say what is known of the future of a chain.
+    Hint { version: ModelVersion, keys: Vec<BlockKey>, reuse: Reuse },
 }
 
 /// The publishing side of one request, on the engine's thread.
@@ -103,6 +105,8 @@ pub(crate) struct Publication {
     next: u32,
     /// Blocks beyond this one are not published.
     limit: u32,
+    /// Said of the whole chain when the request ends.
+    reuse: Reuse,
     /// Why the rest of this request is not published.
     ended: Option<PublishOutcome>,
 }
@@ -119,12 +123,21 @@ pub(crate) struct PublicationStart {
     pub(crate) block_tokens: u32,
     /// Whole blocks of the longest sequence that this request can have and publish.
     pub(crate) limit: u32,
+    pub(crate) reuse: Reuse,
 }
 
 impl Publication {
     pub(crate) fn new(start: PublicationStart) -> Self {
-        let PublicationStart { version, content_now, queue, chain, keys, block_tokens, limit } =
-            start;
+        let PublicationStart {
+            version,
+            content_now,
+            queue,
+            chain,
+            keys,
+            block_tokens,
+            limit,
+            reuse,
+        } = start;
         let ledger = Arc::new(Ledger::new(limit as usize));
         Self {
             version,
@@ -137,6 +150,7 @@ impl Publication {
             valid_to: 0,
             next: 0,
             limit,
+            reuse,
             ended: None,
         }
     }
@@ -179,9 +193,16 @@ impl Publication {
         self.offer(engine, sequence, false);
     }
 
-    /// The request ends: blocks that the node has not been heard about are offered as they are.
+    /// The request ends: blocks that the node has not been heard about are offered as they are, and behind
+    /// them goes what the client said of the session.
     pub(crate) fn finish<E: KvEngine>(&mut self, engine: &mut E, sequence: E::Sequence) {
         self.offer(engine, sequence, true);
+        if self.reuse.is_known() {
+            let (version, keys) = (self.version, self.keys[..self.next as usize].to_vec());
+            let hint = Job::Hint { version, keys, reuse: std::mem::take(&mut self.reuse) };
+            // It is a wish: a queue without room loses it.
+            let _ = self.queue.try_send(hint);
+        }
     }
 
     /// A view of the count that outlives this value.
@@ -312,6 +333,13 @@ pub(crate) async fn run<S: KvStore>(
                     _ => {}
                 }
                 outcome.count(1);
+            }
+            Job::Hint { version, keys, reuse } => {
+                if let Some(store) = store
+                    && let Err(error) = store.hint(&version, &keys, reuse).await
+                {
+                    debug!(%error, "hint not taken");
+                }
             }
         }
     }

@@ -5,9 +5,11 @@
 
 use crate::report::SkipReason;
 use larder_proto::fingerprint::{ModelDescription, ModelVersion};
+use larder_proto::frame::{Priority, SessionState};
 use larder_proto::{BlockKey, NodeId};
 use std::future::Future;
 use std::ops::Deref;
+use std::time::Duration;
 use tokio::time::Instant;
 
 /// Who would deliver a block.
@@ -55,6 +57,39 @@ pub enum PutResult {
     Full,
 }
 
+/// What a request's client says of the future of its session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reuse {
+    /// Whether more requests are to come.
+    pub session: SessionState,
+    /// How much is lost with its blocks.
+    pub priority: Priority,
+    /// For how long a living session wants its blocks kept; zero leaves that to the priority.
+    pub retention: Duration,
+}
+
+impl Default for Reuse {
+    /// Nothing is known.
+    fn default() -> Self {
+        let (session, priority) = (SessionState::Alive, Priority::Normal);
+        Self { session, priority, retention: Duration::ZERO }
+    }
+}
+
+impl Reuse {
+    /// Whether it says anything.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        *self != Self::default()
+    }
+
+    /// Whether it asks for blocks to be kept.
+    #[must_use]
+    pub fn keeps(&self) -> bool {
+        self.is_known() && self.session == SessionState::Alive && self.priority != Priority::Low
+    }
+}
+
 /// A session with a store. Cheap to clone.
 pub trait KvStore: Clone + Send + Sync + 'static {
     /// A landed part: its bytes stay in place until it is dropped.
@@ -87,6 +122,14 @@ pub trait KvStore: Clone + Send + Sync + 'static {
         version: &ModelVersion,
         keys: &[BlockKey],
     ) -> impl Future<Output = Result<Vec<bool>, StoreError>> + Send;
+
+    /// Says what is known of the future of a chain. A wish: what comes of it is the node's business.
+    fn hint(
+        &self,
+        version: &ModelVersion,
+        keys: &[BlockKey],
+        reuse: Reuse,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// Returns once the session cannot be used any more.
     fn closed(&self) -> impl Future<Output = ()> + Send;

@@ -3,10 +3,11 @@
 mod support;
 
 use larder_engine_connector::{
-    BlockShape, BlockSource, Connect, Connector, Options, PlannerOptions, ReuseSource, SkipReason,
-    StoreError,
+    BlockShape, BlockSource, Connect, Connector, Options, PlannerOptions, Reuse, ReuseSource,
+    SkipReason, StoreError,
 };
 use larder_proto::fingerprint::ModelDescription;
+use larder_proto::frame::{Priority, SessionState};
 use std::time::Duration;
 use support::{
     BLOCK, BLOCK_BYTES, Rig, STEP_BLOCKS, SimEngine, SimStore, model, peer, prompt, rate,
@@ -47,6 +48,29 @@ async fn a_prompt_is_published_and_its_repetition_restored() {
     assert_eq!((engine.exports, kv.published().count()), (7, 0), "nothing is exported twice");
     drop(kv);
     rig.store.with(|state| assert_eq!((state.leases, state.fetches), (0, 0)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_known_of_a_session_is_said_once_its_blocks_are_there() {
+    let closed = Reuse { session: SessionState::Closed, ..Reuse::default() };
+    let kept = Reuse { priority: Priority::High, ..Reuse::default() };
+    for (reuse, times) in [(Reuse::default(), 0), (closed, 1), (kept, 2)] {
+        let rig = Rig::new(Options::default()).await;
+        let tokens = prompt(1, 30);
+        let mut engine = SimEngine::new();
+        let mut kv = rig.prepare_with(&tokens, reuse).await;
+        engine.run(&mut kv, &tokens, 30);
+        kv.finish(&mut engine, ());
+        drop(kv);
+        let store = rig.drain().await;
+        store.with(|state| {
+            assert_eq!(state.hints.len(), times, "{reuse:?}: {:?}", state.hints);
+            let put: Vec<_> = state.puts.iter().map(|(key, _)| *key).collect();
+            // One that keeps comes with the lookup too, before anything is computed.
+            let expected = [(put.clone(), 0, reuse), (put, 7, reuse)];
+            assert_eq!(state.hints, expected[2 - times..]);
+        });
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -131,7 +155,7 @@ async fn a_request_dropped_at_any_moment_holds_nothing() {
     }
     rig.store.with(|state| state.match_takes = ms(2));
     for microseconds in (0..14_000).step_by(500) {
-        let prepared = rig.connector.prepare(&tokens, 16, rate(10));
+        let prepared = rig.connector.prepare(&tokens, 16, rate(10), Reuse::default());
         let _ = tokio::time::timeout(Duration::from_micros(microseconds), prepared).await;
         rig.store.with(|state| {
             assert_eq!((state.leases, state.fetches), (0, 0), "dropped after {microseconds} us");
@@ -176,7 +200,7 @@ async fn every_skip_has_its_reason() {
     assert_eq!(rig.prepare(&tokens).await.report().skip_reason, Some(SkipReason::BelowMinimum));
     rig.store.hold(&tokens, 8, peer(1), AT_ONCE);
     assert_eq!(rig.prepare(&tokens).await.report().skip_reason, None);
-    let free = rig.connector.prepare(&tokens, 16, rate(0)).await;
+    let free = rig.connector.prepare(&tokens, 16, rate(0), Reuse::default()).await;
     assert_eq!(free.report().skip_reason, Some(SkipReason::RecomputeCheaper));
     rig.store.with(|state| state.match_takes = ms(1000));
     assert_eq!(rig.prepare(&tokens).await.report().skip_reason, Some(SkipReason::MatchTimedOut));
@@ -230,7 +254,7 @@ async fn without_a_node_requests_go_on_at_once() {
     tasks.spawn(of.run(stop.clone()));
     let tokens = prompt(1, 33);
     let began = Instant::now();
-    let mut kv = connector.prepare(&tokens, 16, rate(1)).await;
+    let mut kv = connector.prepare(&tokens, 16, rate(1), Reuse::default()).await;
     assert_eq!(began.elapsed(), Duration::ZERO);
     assert_eq!(kv.report().skip_reason, Some(SkipReason::NodeUnavailable));
     let mut engine = SimEngine::new();

@@ -14,7 +14,7 @@ use larder_proto::{
     fingerprint::{Adapter, ContentDescription, Digest, LayerGroup, LayoutDescription},
     frame::{
         self, Class, Code, Codec, FetchItem, Header, MatchRun, Op, Origin, PartInfo, PeerSource,
-        Role, RunPeer, Source,
+        Priority, Role, RunPeer, SessionState, Source,
     },
     ids::TenantName,
     part::{GroupRule, PartRef},
@@ -205,6 +205,13 @@ fn frames() -> Vec<(&'static str, String)> {
         content: ShortBytes::new(content().encode()).unwrap(),
         layout: ShortBytes::new(layout().encode()).unwrap(),
     };
+    let hint = frame::ReuseHint {
+        layout: part().layout,
+        keys: keys.clone(),
+        session: SessionState::Closed,
+        priority: Priority::High,
+        retention_s: 300,
+    };
     let lookup = frame::Lookup { layout: part().layout, part: PartNumber(5), keys };
     vec![
         ("frame.header", hex(&header.encode())),
@@ -231,6 +238,8 @@ fn frames() -> Vec<(&'static str, String)> {
         ("frame.matched", hex(&matched.to_wire())),
         ("frame.fetch", hex(&fetch.to_wire())),
         ("frame.register", hex(&register.to_wire())),
+        ("frame.reuse_hint", hex(&hint.to_wire())),
+        ("frame.hinted", hex(&frame::Hinted { blocks: 3 }.to_wire())),
     ]
 }
 

@@ -8,13 +8,13 @@
 use larder_proto::{BlockKey, LayoutFingerprint, ids::TenantName};
 use larder_store_node::{
     catalog::BlockId,
-    eviction::{Policy, Unit, UseClock, Verdict},
+    eviction::{Order, Policy, Proposal, Unit, UseClock, Verdict},
 };
 use std::sync::Arc;
 
 /// See the module.
 pub(super) struct Cache {
-    policy: Box<dyn Policy>,
+    order: Order,
     clock: UseClock,
     blocks: Blocks,
     capacity: usize,
@@ -39,7 +39,7 @@ impl Cache {
     /// An empty cache of `capacity` blocks, for blocks numbered below `blocks`.
     pub(super) fn new(policy: Box<dyn Policy>, blocks: usize, capacity: usize) -> Self {
         let blocks = Blocks { all: vec![Block::default(); blocks], held: 0 };
-        Self { policy, clock: UseClock::default(), blocks, capacity }
+        Self { order: Order::new(policy), clock: UseClock::default(), blocks, capacity }
     }
 
     /// Makes a request; how many of its leading blocks were here.
@@ -71,14 +71,33 @@ impl Cache {
         block.unit = Some(Arc::clone(&unit));
         block.parent = parent;
         self.blocks.held += 1;
-        self.policy.admit(unit);
+        self.order.admit(unit);
+    }
+
+    /// The session that made this request is over: what is here of it alone goes next, as the catalog does with
+    /// such a hint.
+    pub(super) fn close(&mut self, asked: &[u32]) {
+        let mut spare = Vec::new();
+        let mut next_is_here = false;
+        for number in asked.iter().rev() {
+            let block = self.blocks.of(*number);
+            if block.children > u32::from(next_is_here) {
+                break;
+            }
+            next_is_here = block.unit.is_some();
+            spare.extend(block.unit.clone());
+        }
+        spare.iter().for_each(|unit| unit.call_spare());
+        self.order.spare(spare);
     }
 
     fn make_room(&mut self) {
         let (blocks, capacity) = (std::cell::RefCell::new(&mut self.blocks), self.capacity);
-        self.policy.evict(&mut |unit| blocks.borrow_mut().judge(unit), &mut || {
-            blocks.borrow().held < capacity
-        });
+        self.order.evict(
+            &self.clock,
+            &mut |unit, proposal| blocks.borrow_mut().judge(unit, proposal),
+            &mut || blocks.borrow().held < capacity,
+        );
     }
 }
 
@@ -87,10 +106,13 @@ impl Blocks {
         &mut self.all[number as usize]
     }
 
-    fn judge(&mut self, unit: &Unit) -> Verdict {
+    fn judge(&mut self, unit: &Unit, proposal: Proposal) -> Verdict {
         let block = self.of(number(unit));
+        if !block.unit.as_deref().is_some_and(|current| std::ptr::eq(current, unit)) {
+            return Verdict::Gone;
+        }
         if block.children > 0 {
-            block.parked = true;
+            block.parked |= proposal == Proposal::Policy;
             return Verdict::Parked;
         }
         block.unit = None;

@@ -8,6 +8,7 @@ mod belady;
 mod cache;
 mod range;
 mod rows;
+mod sessions;
 #[cfg(test)]
 mod tests;
 mod trace;
@@ -53,6 +54,10 @@ pub(crate) struct Args {
     /// Only these
     #[arg(long = "policy", value_name = "POLICY", value_delimiter = ',', default_values = ["s3fifo", "lru", "gdsf", "belady"])]
     policies: Vec<Contender>,
+    /// Show besides what each policy finds when it is told that a session is over, as far as that can be inferred
+    /// from the chains
+    #[arg(long)]
+    hints: bool,
     /// Write the rows to this file as a JSON list
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -63,6 +68,10 @@ Figures are per cent of the blocks that requests asked for: those of the leading
 Requests before the range run first and are not counted, so a later range starts with a warm cache; halves are halves
 of the time. belady knows the future: it evicts what is asked for last, and of what is asked for by one request
 the deepest block, so it too goes tail first; no policy that takes in every block finds more.
+
+--hints: a request goes on with the session whose last request it extends, up to the last block, which may have
+been incomplete. After a session's last request in the trace the cache is told that it is over. So this is the
+most that such hints can bring: clients that always know when a session ends.
 
 Formats: mooncake and bailian are JSON lines with a timestamp (milliseconds, seconds) and hash_ids; plain is one
 request a line, its seconds and then its block ids. Equal ids are equal prefixes. Repeats in a request count once.
@@ -80,13 +89,16 @@ pub(crate) fn run(args: &Args) -> Result<(), BenchError> {
         if counted.is_empty() {
             return Err(TraceError::EmptyRange { path: path.clone() }.into());
         }
-        let runs = args.sizes.len() * args.policies.len();
+        let columns = columns(args);
+        let last_of_sessions = sessions::last_requests(&trace);
+        let runs = args.sizes.len() * columns.len();
         let bar = report::progress(runs * counted.end);
         for blocks in &args.sizes {
-            for contender in &args.policies {
+            for column in &columns {
                 bar.set_message(format!("{}, {blocks} blocks", trace.name));
-                let hits = replay(&trace, &counted, *blocks, *contender, &bar);
-                rows.push(Row::new(&trace.name, args.range, *blocks, *contender, hits));
+                let closing = if column.hints { last_of_sessions.as_slice() } else { &[] };
+                let hits = replay(&trace, &counted, *blocks, column.policy, closing, &bar);
+                rows.push(Row::new(&trace.name, args.range, *blocks, *column, hits));
             }
         }
         bar.finish_and_clear();
@@ -112,12 +124,28 @@ impl Hits {
     }
 }
 
-/// Runs the requests up to the end of `counted`.
+/// A policy, told of the ends of sessions or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Column {
+    policy: Contender,
+    hints: bool,
+}
+
+/// In the order of the table.
+fn columns(args: &Args) -> Vec<Column> {
+    let of =
+        |hints: bool| args.policies.iter().map(move |policy| Column { policy: *policy, hints });
+    let hinted = of(true).filter(|column| args.hints && column.policy != Contender::Belady);
+    of(false).chain(hinted).collect()
+}
+
+/// Runs the requests up to the end of `counted`. `closing`: of each request, whether its session is over after it.
 fn replay(
     trace: &Trace,
     counted: &ops::Range<usize>,
     blocks: u32,
     contender: Contender,
+    closing: &[bool],
     bar: &ProgressBar,
 ) -> Hits {
     let capacity = blocks as usize;
@@ -131,7 +159,13 @@ fn replay(
         }
     };
     let mut cache = Cache::new(name.build(), trace.blocks, capacity);
-    count(trace, counted, bar, |_, blocks| cache.request(blocks))
+    count(trace, counted, bar, |at, blocks| {
+        let found = cache.request(blocks);
+        if closing.get(at) == Some(&true) {
+            cache.close(blocks);
+        }
+        found
+    })
 }
 
 /// Makes the requests, each of which says how many of its leading blocks were there.

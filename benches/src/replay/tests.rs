@@ -11,7 +11,7 @@ fn plain(lines: &[&str]) -> Trace {
 }
 
 fn hits(trace: &Trace, blocks: u32, contender: Contender) -> Hits {
-    replay(trace, &Range::All.of(trace), blocks, contender, &ProgressBar::hidden())
+    replay(trace, &Range::All.of(trace), blocks, contender, &[], &ProgressBar::hidden())
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn a_range_names_requests_by_time() {
 #[test]
 fn a_later_range_starts_warm() {
     let trace = plain(&["0 1 2", "10 1 2"]);
-    let warm = replay(&trace, &(1..2), 4, Contender::Lru, &ProgressBar::hidden());
+    let warm = replay(&trace, &(1..2), 4, Contender::Lru, &[], &ProgressBar::hidden());
     assert_eq!(warm, Hits { found: 2, asked: 2 });
 }
 
@@ -110,4 +110,16 @@ fn belady_keeps_what_is_asked_for_next_and_lru_does_not() {
     let trace = plain(&["0 1", "1 2", "2 3", "3 1", "4 2", "5 3"]);
     assert_eq!(hits(&trace, 2, Contender::Lru).found, 0);
     assert_eq!(hits(&trace, 2, Contender::Belady).found, 2);
+}
+
+#[test]
+fn a_session_that_is_known_to_be_over_makes_room_for_one_that_is_not() {
+    // Two sessions with a common prompt; the first one is over when a third needs room.
+    let trace = plain(&["0 0 1 2", "1 0 3 4", "2 5 6", "3 0 3 4"]);
+    let of = |closing: &[bool]| {
+        replay(&trace, &(3..4), 5, Contender::Lru, closing, &ProgressBar::hidden()).found
+    };
+    assert_eq!(of(&[]), 3, "lru takes the older one anyway");
+    assert_eq!(of(&[false, true, false, false]), 1, "the one that was called over goes");
+    assert_eq!(of(&sessions::last_requests(&trace)), 3);
 }

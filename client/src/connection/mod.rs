@@ -25,8 +25,9 @@ use driver::{Answer, Command, Driver, Put, Request, Upload};
 use larder_proto::{
     block_key,
     frame::{
-        Code, Committed, Failed, HEADER_LEN, Header, Hello, HelloOk, InProgress, Leased, Lookup,
-        LookupOk, Op, Read, ReadOk, Reserve, Role, VERSION, decode_body,
+        Code, Committed, Failed, HEADER_LEN, Header, Hello, HelloOk, Hinted, InProgress, Leased,
+        Lookup, LookupOk, Op, Read, ReadOk, Reserve, ReuseHint, Role, VERSION, decode_body,
+        features,
     },
     ids::{Generation, Incarnation, NodeId, TenantName},
     part::TierSet,
@@ -79,7 +80,7 @@ impl Identity {
         Ok(Hello {
             version_min: VERSION,
             version_max: VERSION,
-            features: 0,
+            features: features::ALL,
             role: self.role,
             key_check: block_key::self_check(),
             tenant: self.tenant.clone(),
@@ -291,6 +292,16 @@ impl Connection {
             true => Ok(answer.tiers),
             false => Err(TransferError::OtherPeer("a lookup answered other keys".to_owned())),
         }
+    }
+
+    /// Tells the peer what is known of the future of a chain. Blocks that it changed something for there; `None`
+    /// from a peer that takes no hints.
+    pub async fn hint(&self, hint: &ReuseHint) -> Result<Option<u32>, TransferError> {
+        if self.shared.peer.features & features::HINTS == 0 {
+            return Ok(None);
+        }
+        let answer: Hinted = self.call(Op::Hint, hint).await?.expect(Op::Hinted)?;
+        Ok(Some(answer.blocks))
     }
 
     /// Reads a range of a part into a landing that `land` makes once the range is known. Every chunk is

@@ -13,7 +13,7 @@ use larder_engine::scheduler::{
     Request, Running, Scheduler,
 };
 use larder_engine_connector::{
-    BlockShape, Connector, Options, PrefillRate, RequestKv, ReuseSource, SkipReason,
+    BlockShape, Connector, Options, PrefillRate, RequestKv, Reuse, ReuseSource, SkipReason,
 };
 use larder_proto::fingerprint::{ContentDescription, Digest, ModelDescription};
 use sim::SimStore;
@@ -35,9 +35,10 @@ impl PromptCache for Patient {
         prompt: &'a [Token],
         max_new_tokens: u32,
         _measured: PrefillRate,
+        reuse: Reuse,
     ) -> BoxFuture<'a, RequestKv> {
         let rate = PrefillRate { per_token: Duration::from_millis(100) };
-        Box::pin(self.0.prepare(prompt, max_new_tokens, rate))
+        Box::pin(self.0.prepare(prompt, max_new_tokens, rate, reuse))
     }
 }
 
@@ -128,7 +129,13 @@ struct Answer {
 
 fn request(prompt: &[Token], max_tokens: u32) -> Request {
     let sampler = SamplerOptions { temperature: 0.0, top_p: 1.0, seed: 0 };
-    Request { prompt: prompt.to_vec(), max_tokens, sampler, use_cache: true }
+    Request {
+        prompt: prompt.to_vec(),
+        max_tokens,
+        sampler,
+        use_cache: true,
+        reuse: Reuse::default(),
+    }
 }
 
 async fn collect(mut running: Running) -> Answer {

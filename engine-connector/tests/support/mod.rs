@@ -8,7 +8,7 @@
 
 use larder_engine_connector::{
     BlockShape, BlockSource, Connect, Connector, Delivered, Fetch, FetchFailure, KvEngine, KvStore,
-    Options, PrefillRate, PutAttributes, PutResult, RequestKv, StoreError,
+    Options, PrefillRate, PutAttributes, PutResult, RequestKv, Reuse, StoreError,
 };
 use larder_proto::block_key::keys_of;
 use larder_proto::fingerprint::{
@@ -98,6 +98,8 @@ pub(crate) struct StoreState {
     /// Fetches that have not ended.
     pub(crate) fetches: usize,
     pub(crate) puts: Vec<(BlockKey, PutAttributes)>,
+    /// Keys, how many puts came before, and what was said.
+    pub(crate) hints: Vec<(Vec<BlockKey>, usize, Reuse)>,
     pub(crate) asked_stored: usize,
     pub(crate) match_takes: Duration,
     pub(crate) full: bool,
@@ -291,6 +293,16 @@ impl KvStore for SimStore {
         }))
     }
 
+    async fn hint(
+        &self,
+        _version: &ModelVersion,
+        keys: &[BlockKey],
+        reuse: Reuse,
+    ) -> Result<(), StoreError> {
+        self.with(|state| state.hints.push((keys.to_vec(), state.puts.len(), reuse)));
+        Ok(())
+    }
+
     async fn closed(&self) {
         std::future::pending().await
     }
@@ -400,7 +412,11 @@ impl Rig {
     }
 
     pub(crate) async fn prepare(&self, tokens: &[u32]) -> RequestKv {
-        self.connector.prepare(tokens, 16, rate(1)).await
+        self.prepare_with(tokens, Reuse::default()).await
+    }
+
+    pub(crate) async fn prepare_with(&self, tokens: &[u32], reuse: Reuse) -> RequestKv {
+        self.connector.prepare(tokens, 16, rate(1), reuse).await
     }
 
     /// Stops the tasks; returns once what was queued is published.

@@ -49,6 +49,7 @@ fn bodies() {
         encodes_back::<frame::Matched>(input);
         encodes_back::<frame::Fetch>(input);
         encodes_back::<frame::Register>(input);
+        encodes_back::<frame::ReuseHint>(input);
     });
 }
 

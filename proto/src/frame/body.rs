@@ -430,6 +430,60 @@ wire_struct! {
     }
 }
 
+wire_enum! {
+    /// Whether more is to come in a session.
+    pub enum SessionState: u8, "session state" {
+        /// It goes on: its blocks are likely to be asked for again.
+        Alive = 1 => "alive",
+        /// It is over: what only it used is not asked for again.
+        Closed = 2 => "closed",
+    }
+}
+
+wire_enum! {
+    /// How much is lost when blocks of a session are gone.
+    pub enum Priority: u8, "priority" {
+        /// Little: they may go as soon as room is needed, as those of a closed session.
+        Low = 1 => "low",
+        /// As with any other.
+        Normal = 2 => "normal",
+        /// Much: they stay while others may go instead.
+        High = 3 => "high",
+    }
+}
+
+wire_struct! {
+    /// What is known of the future of a chain. It is no use of a block and no promise: the node does with it
+    /// what its own state allows.
+    pub struct ReuseHint {
+        /// The layout of all.
+        pub layout: LayoutFingerprint,
+        /// The chain, from the root on; blocks that are not here are passed over.
+        pub keys: Vec<BlockKey>,
+        /// Whether its session goes on.
+        pub session: SessionState,
+        /// How much is lost with it.
+        pub priority: Priority,
+        /// Seconds for which a living session wants its blocks kept; zero for no wish, or with
+        /// [`Priority::High`] for [`DEFAULT_RETENTION_S`].
+        pub retention_s: u32,
+    }
+}
+
+/// Seconds for which blocks of high priority are kept unless a hint says how long.
+pub const DEFAULT_RETENTION_S: u32 = 600;
+/// The longest wish to keep blocks that a node takes, in seconds; longer ones are cut to it.
+pub const RETENTION_LIMIT_S: u32 = 3600;
+
+wire_struct! {
+    /// A hint arrived.
+    #[derive(Copy)]
+    pub struct Hinted {
+        /// Blocks that it changed anything for.
+        pub blocks: u32,
+    }
+}
+
 wire_struct! {
     /// A body with nothing in it.
     #[derive(Copy)]
@@ -558,7 +612,7 @@ mod tests {
             )*} }
             try_all!(Hello, HelloOk, Lookup, LookupOk, Read, ReadOk, Reserve, Commit, Committed,
                 InProgress, Failed, Attached, Lease, Leased, Release, PutStaged, Match, Matched,
-                Fetch, Register, Empty);
+                Fetch, Register, ReuseHint, Hinted, Empty);
         }
     }
 }

@@ -82,7 +82,19 @@ wire_enum! {
         Register = 45 => "register",
         /// Done; nothing to say.
         Done = 46 => "done",
+        /// What is known of the future of these blocks. Only to a node that has [`features::HINTS`].
+        Hint = 47 => "hint",
+        /// So many of them are here and were marked.
+        Hinted = 48 => "hinted",
     }
+}
+
+/// What a peer may lack that speaks the same version: each side offers its bits, and those of both are in force.
+pub mod features {
+    /// It takes [`Op::Hint`](super::Op::Hint).
+    pub const HINTS: u64 = 1;
+    /// All that this code has.
+    pub const ALL: u64 = HINTS;
 }
 
 /// Flags of a frame.

@@ -15,6 +15,8 @@
 //!   Data… + Commit ---------------------->
 //!          <---------------------- Committed      only now is the part visible
 //!   Cancel ------------------------------>        no answer; the request ends, whatever its stage
+//!   Hint   ------------------------------>        with `features::HINTS` alone
+//!          <------------------------ Hinted
 //! ```
 
 mod body;

@@ -60,6 +60,14 @@ impl Children {
         }
     }
 
+    /// Whether there is no child besides this one.
+    pub(super) fn has_none_but(&self, child: Option<&BlockKey>) -> bool {
+        match self {
+            Self::Few(few) => few.iter().all(|other| Some(other) == child),
+            Self::Many(many) => many.keys().all(|other| Some(other) == child),
+        }
+    }
+
     /// Each child, once.
     pub(super) fn to_vec(&self) -> Vec<BlockKey> {
         match self {

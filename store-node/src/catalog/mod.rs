@@ -10,10 +10,11 @@
 //! - Nobody frees: space comes back when the last owner of an extent is gone. So a removal takes effect
 //!   at once, and bytes that are being read stay in place (P7).
 //! - Eviction takes only blocks without descendants here: no holes.
-//! - Lock order: policy, then one shard. Two shards are never locked together.
+//! - Lock order: the eviction order, then one shard. Two shards are never locked together.
 
 mod block;
 mod children;
+mod hints;
 mod inventory;
 mod put;
 mod removal;
@@ -26,7 +27,7 @@ pub use room::Watermarks;
 pub use tiers::{Admit, Audit, Offer};
 
 use crate::{
-    eviction::{Policy, Unit, UseClock},
+    eviction::{Order, Policy, Unit, UseClock},
     inventory::{BlockState, Change, ChangeLog, command::Evicted, log::Loss},
     tiers::{
         dram::{Arena, DramCopy},
@@ -174,6 +175,8 @@ pub struct Counters {
     pub unannounced_blocks: AtomicU64,
     pub found_parts: AtomicU64,
     pub missed_parts: AtomicU64,
+    pub hints: AtomicU64,
+    pub hinted_blocks: AtomicU64,
 }
 
 /// How many parts there are, and where. Each part counts from when it is stored; a change of its copies is
@@ -210,7 +213,7 @@ pub struct Catalog {
     incarnation: Incarnation,
     arena: Arc<Arena>,
     shards: Box<[Mutex<HashMap<BlockId, Block>>]>,
-    policy: Mutex<Box<dyn Policy>>,
+    order: Mutex<Order>,
     watermarks: Watermarks,
     clock: UseClock,
     began: Instant,
@@ -246,7 +249,7 @@ impl Catalog {
             incarnation,
             arena,
             shards,
-            policy: Mutex::new(policy),
+            order: Mutex::new(Order::new(policy)),
             watermarks,
             clock: UseClock::default(),
             began: Instant::now(),
@@ -412,7 +415,7 @@ impl Catalog {
     /// A parent lost this child: if it was parked for it alone, it may be evicted again.
     fn let_go(&self, child: &BlockId, orphaned_parent: Option<BlockId>) {
         if let Some(unit) = orphaned_parent.and_then(|parent| self.child_left(&parent, child)) {
-            self.policy.lock().admit(unit);
+            self.order.lock().admit(unit);
         }
     }
 
@@ -510,7 +513,7 @@ impl Catalog {
     }
 
     /// Notes that a block with this parent is gone. A parent that was parked for its children and has
-    /// none left comes back: the caller admits it to the policy, whose lock may not be taken here.
+    /// none left comes back: the caller admits it to the order, whose lock may not be taken here.
     fn child_left(&self, parent: &BlockId, child: &BlockId) -> Option<Arc<Unit>> {
         let mut shard = self.shard(parent);
         let block = shard.get_mut(parent)?;

@@ -2,7 +2,7 @@
 
 use super::{BlockId, Catalog, Loss, OnSsd};
 use crate::{
-    eviction::{Unit, Verdict},
+    eviction::{Proposal, Unit, Verdict},
     tiers::dram::WritableExtent,
 };
 use larder_proto::Tier;
@@ -41,26 +41,26 @@ impl Catalog {
 
     /// Takes a block into the eviction order.
     pub(super) fn admit(&self, unit: Arc<Unit>) {
-        let mut policy = self.policy.lock();
-        policy.admit(unit);
+        let mut order = self.order.lock();
+        order.admit(unit);
         // Blocks that were removed by command leave their place in the order behind; it is cleared
         // before such places outnumber the blocks.
         let parts = usize::try_from(self.part_count()).unwrap_or(usize::MAX);
-        if policy.places() > parts.saturating_mul(2).saturating_add(1024) {
-            policy.retain(&mut |unit| self.is_current(unit));
+        if order.places() > parts.saturating_mul(2).saturating_add(1024) {
+            order.retain(&mut |unit| self.is_current(unit));
         }
     }
 
-    /// Evicts, what the policy would miss least first, until there is enough or no more may go.
+    /// Evicts, what would be missed least first, until there is enough or no more may go.
     fn evict(&self, enough: &mut dyn FnMut() -> bool) {
-        // Mostly there is room, and then nobody waits for the policy.
+        // Mostly there is room, and then nobody waits for the order.
         if !enough() {
-            self.policy.lock().evict(&mut |unit| self.judge(unit), enough);
+            self.order.lock().evict(&self.clock, &mut |unit, from| self.judge(unit, from), enough);
         }
     }
 
     /// Evicts a block if it may go.
-    fn judge(&self, unit: &Unit) -> Verdict {
+    fn judge(&self, unit: &Unit, proposal: Proposal) -> Verdict {
         let id: &BlockId = &unit.id;
         let parent = {
             let mut shard = self.shard(id);
@@ -92,7 +92,7 @@ impl Catalog {
                 return Verdict::Evicted(None);
             }
             if !block.children.is_empty() {
-                block.parked = true;
+                block.parked |= proposal == Proposal::Policy;
                 return Verdict::Parked;
             }
             let parts: Vec<_> = block.all_stored().map(|(part, _)| part).collect();

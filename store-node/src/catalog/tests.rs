@@ -1,3 +1,5 @@
+mod hints;
+
 use super::*;
 use crate::{
     eviction::Lru,
@@ -15,10 +17,14 @@ use proptest::prelude::*;
 use tokio::time::Instant;
 
 fn catalog(pages: usize) -> Arc<Catalog> {
+    catalog_with(pages, Box::new(Lru::default()))
+}
+
+fn catalog_with(pages: usize, policy: Box<dyn Policy>) -> Arc<Catalog> {
     let arena = Arena::new(pages * PAGE, |_| ()).unwrap();
     let log = Arc::new(ChangeLog::new(Arc::new(PartSets::new(1024)), 1024));
     let watermarks = Watermarks { high: 1.0, low: 1.0 };
-    Catalog::new(Incarnation(7), arena, Box::new(Lru::default()), watermarks, log)
+    Catalog::new(Incarnation(7), arena, policy, watermarks, log)
 }
 
 fn key(n: u8) -> BlockKey {

@@ -109,17 +109,22 @@ impl Catalog {
             block.unit.clone().filter(|_| parked)
         };
         if let Some(unit) = released {
-            self.policy.lock().admit(unit);
+            self.order.lock().admit(unit);
         }
         true
     }
 
-    /// Whether a copy is still the one of its part, and whether it was used since it was written.
+    /// Whether a copy is still the one of its part, and whether it was used since it was written or is to be
+    /// kept, and nobody called it spare.
     pub fn ssd_use(&self, name: &PartName, copy: &SsdCopy) -> Option<bool> {
         let id = BlockId::of(name);
         let shard = self.shard(&id);
-        let stored = shard.get(&id)?.stored(name.part.part)?;
-        stored.ssd.as_ref().filter(|current| current.is_same(copy)).map(|_| stored.uses > 0)
+        let block = shard.get(&id)?;
+        let stored = block.stored(name.part.part)?;
+        stored.ssd.as_ref().filter(|current| current.is_same(copy))?;
+        let says = |wish: &dyn Fn(&Unit) -> bool| block.unit.as_deref().is_some_and(wish);
+        let wanted = stored.uses > 0 || says(&|unit| unit.is_kept(&self.clock));
+        Some(wanted && !says(&Unit::is_spare))
     }
 
     /// The bytes of a copy lie somewhere else now. `false`: the copy was not the current one any more.

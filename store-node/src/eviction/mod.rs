@@ -10,11 +10,15 @@
 mod gdsf;
 mod ghost;
 mod lru;
+mod order;
 mod s3fifo;
+mod wishes;
 
 pub use gdsf::Gdsf;
 pub use lru::Lru;
+pub use order::{Order, Proposal};
 pub use s3fifo::S3Fifo;
+pub use wishes::KeepLevel;
 
 use crate::catalog::BlockId;
 use std::{
@@ -24,6 +28,7 @@ use std::{
     },
     time::Duration,
 };
+use wishes::Wishes;
 
 larder_daemon::choices! {
     /// What goes first when a tier is full.
@@ -66,6 +71,8 @@ pub struct Unit {
     uses: AtomicU64,
     /// What a policy wants to know again of a block that it let go of because it was parked.
     note: AtomicU64,
+    /// What others than its readers say of its future.
+    wishes: Wishes,
 }
 
 impl Unit {
@@ -78,6 +85,7 @@ impl Unit {
             used_at: AtomicU32::new(clock.seconds()),
             uses: AtomicU64::new(0),
             note: AtomicU64::new(0),
+            wishes: Wishes::default(),
         })
     }
 
@@ -151,7 +159,8 @@ pub enum Verdict {
     Gone,
 }
 
-/// Orders the blocks of a tier for eviction.
+/// Orders the blocks of a tier for eviction, knowing only when and how often they were used; see [`Order`] for
+/// what is known besides.
 pub trait Policy: Send {
     /// Takes a block into the order: a new one, or a parked one that has no descendants any more.
     fn admit(&mut self, unit: Arc<Unit>);

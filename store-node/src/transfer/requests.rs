@@ -9,10 +9,11 @@ use crate::{
     node::Node,
 };
 use larder_proto::{
-    ModelVersion, PartName, TierSet, block_key,
+    BlockKey, ModelVersion, PartName, TierSet, block_key,
     frame::{
-        Code, Commit, Committed, Header, Hello, HelloOk, InProgress, KEYS_LIMIT, Lease, Lookup,
-        LookupOk, Op, PutStaged, Read, Release, Reserve, Role, Source, VERSION, decode_body,
+        Code, Commit, Committed, Header, Hello, HelloOk, Hinted, InProgress, KEYS_LIMIT, Lease,
+        Lookup, LookupOk, Op, PutStaged, Read, Release, Reserve, ReuseHint, Role, Source, VERSION,
+        decode_body, features,
     },
     ids::{TenantId, TenantName},
     part::PartRef,
@@ -72,7 +73,7 @@ pub(super) fn greet(node: &Node, hello: &Hello) -> Result<(Tenancy, HelloOk), (C
     let limits = node.limits();
     let answer = HelloOk {
         version: VERSION,
-        features: 0,
+        features: hello.features & features::ALL,
         node: node.id(),
         incarnation: node.catalog().incarnation(),
         tenant_slot: slot,
@@ -113,6 +114,7 @@ impl Served {
             Op::Match => self.start_match(request, decode_body(what, body)?),
             Op::Fetch => self.start_fetch(request, decode_body(what, body)?),
             Op::Register => self.start_register(request, decode_body(what, body)?),
+            Op::Hint => self.hint(request, &decode_body(what, body)?),
             Op::Hello
             | Op::HelloOk
             | Op::LookupOk
@@ -128,7 +130,8 @@ impl Served {
             | Op::Leased
             | Op::Matched
             | Op::FetchDone
-            | Op::Done => {
+            | Op::Done
+            | Op::Hinted => {
                 return Err(DecodeError::Unknown {
                     what: "question",
                     value: u64::from(header.op.code()),
@@ -143,12 +146,31 @@ impl Served {
         PartName { tenant: tenant.unwrap_or_else(|| TenantName::default().id()), part }
     }
 
-    fn lookup(&mut self, request: u64, lookup: &Lookup) {
-        if lookup.keys.len() > KEYS_LIMIT {
-            let reason = format!("{} keys, at most {KEYS_LIMIT} in a call", lookup.keys.len());
-            return self.fail(request, 0, Code::Limit, &reason);
+    /// Whether a call names as many keys as it may; if not, it is answered.
+    fn check_keys(&mut self, request: u64, keys: &[BlockKey]) -> bool {
+        let fits = keys.len() <= KEYS_LIMIT;
+        if !fits {
+            let reason = format!("{} keys, at most {KEYS_LIMIT} in a call", keys.len());
+            self.fail(request, 0, Code::Limit, &reason);
         }
-        let of_key = |key: &larder_proto::BlockKey| -> TierSet {
+        fits
+    }
+
+    fn hint(&mut self, request: u64, hint: &ReuseHint) {
+        if !self.check_keys(request, &hint.keys) {
+            return;
+        }
+        let Some(tenant) = self.tenancy.as_ref().map(|tenancy| tenancy.tenant) else { return };
+        let blocks = self.node.catalog().take_hint(tenant, hint);
+        let slot = self.slot();
+        self.outgoing.push(Op::Hinted, request, slot, &Hinted { blocks });
+    }
+
+    fn lookup(&mut self, request: u64, lookup: &Lookup) {
+        if !self.check_keys(request, &lookup.keys) {
+            return;
+        }
+        let of_key = |key: &BlockKey| -> TierSet {
             let part = PartRef { key: *key, layout: lookup.layout, part: lookup.part };
             self.node.catalog().tiers(&self.name_of(part))
         };

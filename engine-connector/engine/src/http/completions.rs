@@ -55,8 +55,9 @@ async fn begin(app: Arc<App>, body: &[u8]) -> Result<(Answer, bool), ApiError> {
         return Err(ApiError::field("prompt", "not be empty"));
     }
     let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-    let use_cache = request.use_cache;
-    let running = app.scheduler.submit(Request { prompt, max_tokens, sampler, use_cache }).await?;
+    let CompletionRequest { use_cache, reuse, .. } = request;
+    let wanted = Request { prompt, max_tokens, sampler, use_cache, reuse };
+    let running = app.scheduler.submit(wanted).await?;
     let answer = Answer {
         id: format!("cmpl-{}-{number}", app.incarnation),
         created: Incarnation::at_start(None).0 / 1000,

@@ -6,8 +6,11 @@
 use super::error::ApiError;
 use crate::llama::Token;
 use crate::llama::sample::SamplerOptions;
+use larder_engine_connector::Reuse;
+use larder_proto::frame::{Priority, RETENTION_LIMIT_S, SessionState};
 use serde::Deserialize;
 use serde_json::Value;
+use std::time::Duration;
 
 /// Most stop texts of a request, as with OpenAI.
 const STOP_LIMIT: usize = 4;
@@ -44,6 +47,8 @@ pub(super) struct CompletionRequest {
     pub(super) token_ids: bool,
     /// Whether the prompt cache may be used and filled. Ours; default true.
     pub(super) use_cache: bool,
+    /// What the client says of the future of its session. Ours; by default nothing is known.
+    pub(super) reuse: Reuse,
 }
 
 #[derive(Deserialize)]
@@ -60,6 +65,7 @@ struct Body {
     stream_options: Option<Value>,
     return_token_ids: Option<Value>,
     use_cache: Option<Value>,
+    reuse: Option<Value>,
     user: Option<Value>,
     // Known and not supported: only the value that changes nothing passes.
     n: Option<Value>,
@@ -109,6 +115,7 @@ pub(super) fn parse(
         usage_chunk: usage_chunk(&body.stream_options, stream)?,
         token_ids: flag("return_token_ids", &body.return_token_ids, false)?,
         use_cache: flag("use_cache", &body.use_cache, true)?,
+        reuse: reuse(&body.reuse)?,
     })
 }
 
@@ -239,6 +246,50 @@ fn usage_chunk(value: &Option<Value>, stream: bool) -> Result<bool, ApiError> {
     }
 }
 
+/// `{"session": "closed"}`, `{"priority": "high", "retention_seconds": 300}` and the like.
+fn reuse(value: &Option<Value>) -> Result<Reuse, ApiError> {
+    let mut reuse = Reuse::default();
+    let Some(value) = given(value) else { return Ok(reuse) };
+    let Some(fields) = value.as_object() else {
+        let form = "be an object with session, priority and retention_seconds, or some of them";
+        return Err(ApiError::field("reuse", form));
+    };
+    for (name, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
+        match name.as_str() {
+            "session" => reuse.session = named("reuse.session", value, SessionState::ALL)?,
+            "priority" => reuse.priority = named("reuse.priority", value, Priority::ALL)?,
+            "retention_seconds" => {
+                let limit = u64::from(RETENTION_LIMIT_S);
+                let seconds = value.as_u64().filter(|seconds| *seconds <= limit);
+                let rule = || format!("be a whole number of at most {limit}");
+                let refused = || ApiError::field("reuse.retention_seconds", rule());
+                reuse.retention = Duration::from_secs(seconds.ok_or_else(refused)?);
+            }
+            _ => {
+                let form =
+                    format!("hold session, priority and retention_seconds alone, not {name}");
+                return Err(ApiError::field("reuse", form));
+            }
+        }
+    }
+    if !reuse.retention.is_zero() && !reuse.keeps() {
+        let rule = "be left out where nothing is to be kept: in a closed session, at low priority";
+        return Err(ApiError::field("reuse.retention_seconds", rule));
+    }
+    Ok(reuse)
+}
+
+/// One of a closed list of values, by its name.
+fn named<T: Copy + std::fmt::Display>(
+    field: &'static str,
+    value: &Value,
+    all: &[T],
+) -> Result<T, ApiError> {
+    let found = all.iter().find(|one| value.as_str() == Some(one.to_string().as_str()));
+    let names = || all.iter().map(T::to_string).collect::<Vec<_>>().join(", ");
+    found.copied().ok_or_else(|| ApiError::field(field, format!("be one of {}", names())))
+}
+
 fn flag(field: &'static str, value: &Option<Value>, default: bool) -> Result<bool, ApiError> {
     match given(value) {
         None => Ok(default),
@@ -303,6 +354,24 @@ mod tests {
             (r#"{"prompt": "a", "stream": 1}"#, "stream must be true or false"),
             (r#"{"prompt": "a", "stream_options": {}}"#, "stream_options must be left out"),
             (r#"{"prompt": "a", "n": 2}"#, "n must be 1"),
+            (r#"{"prompt": "a", "reuse": "closed"}"#, "reuse must be an object with session"),
+            (r#"{"prompt": "a", "reuse": {"sesion": "closed"}}"#, "retention_seconds alone"),
+            (
+                r#"{"prompt": "a", "reuse": {"session": "open"}}"#,
+                "reuse.session must be one of alive, closed",
+            ),
+            (
+                r#"{"prompt": "a", "reuse": {"priority": 1}}"#,
+                "reuse.priority must be one of low, normal, high",
+            ),
+            (
+                r#"{"prompt": "a", "reuse": {"retention_seconds": 3601}}"#,
+                "reuse.retention_seconds must be a whole number of at most 3600",
+            ),
+            (
+                r#"{"prompt": "a", "reuse": {"session": "closed", "retention_seconds": 1}}"#,
+                "reuse.retention_seconds must be left out where nothing is to be kept",
+            ),
             (r#"{"prompt": "a", "logprobs": 3}"#, "logprobs must be left out"),
             (r#"{"prompt": "a", "frequency_penalty": 0.5}"#, "frequency_penalty must be 0"),
             (r#"{"prompt": "a", "model": "gpt"}"#, "\"gpt\" is not served here; \"tiny\" is"),
@@ -334,6 +403,17 @@ mod tests {
             let text = serde_json::to_string(&error.body_of()).unwrap().replace("\\\"", "\"");
             assert!(text.contains(message), "{body}: {text}");
         }
+    }
+
+    #[test]
+    fn what_is_said_of_a_session_is_read() {
+        let reuse =
+            |text: &str| read(&format!(r#"{{"prompt": "a", "reuse": {text}}}"#)).unwrap().reuse;
+        assert_eq!(reuse("null"), Reuse::default());
+        assert_eq!(reuse(r#"{"session": "closed"}"#).session, SessionState::Closed);
+        let kept = reuse(r#"{"priority": "high", "retention_seconds": 90, "session": null}"#);
+        let retention = Duration::from_secs(90);
+        assert_eq!(kept, Reuse { priority: Priority::High, retention, ..Reuse::default() });
     }
 
     #[test]

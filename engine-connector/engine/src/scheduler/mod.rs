@@ -31,7 +31,7 @@ use crate::llama::sample::SamplerOptions;
 use crate::llama::{ContextOptions, LlamaError, Model, Token};
 use futures_util::future::BoxFuture;
 use larder_engine_connector::{
-    Connect, Connector, PrefillRate, PublishedBlocks, RequestKv, SkipReason,
+    Connect, Connector, PrefillRate, PublishedBlocks, RequestKv, Reuse, SkipReason,
 };
 use parking_lot::Mutex;
 use slot::Start;
@@ -50,6 +50,8 @@ pub struct Request {
     pub sampler: SamplerOptions,
     /// Whether the cache may be used.
     pub use_cache: bool,
+    /// What the client says of the future of its session.
+    pub reuse: Reuse,
 }
 
 /// The cache in front of the engine, as the scheduler sees it.
@@ -60,6 +62,7 @@ pub trait PromptCache: Send + Sync + 'static {
         prompt: &'a [Token],
         max_new_tokens: u32,
         rate: PrefillRate,
+        reuse: Reuse,
     ) -> BoxFuture<'a, RequestKv>;
 }
 
@@ -69,8 +72,9 @@ impl<C: Connect> PromptCache for Connector<C> {
         prompt: &'a [Token],
         max_new_tokens: u32,
         rate: PrefillRate,
+        reuse: Reuse,
     ) -> BoxFuture<'a, RequestKv> {
-        Box::pin(Connector::prepare(self, prompt, max_new_tokens, rate))
+        Box::pin(Connector::prepare(self, prompt, max_new_tokens, rate, reuse))
     }
 }
 
@@ -169,7 +173,7 @@ impl Scheduler {
         let rate = *self.rate.borrow();
         let kv = match &self.cache {
             Some(cache) if request.use_cache => {
-                cache.prepare(&request.prompt, request.max_tokens, rate).await
+                cache.prepare(&request.prompt, request.max_tokens, rate, request.reuse).await
             }
             _ => RequestKv::none(SkipReason::Disabled),
         };

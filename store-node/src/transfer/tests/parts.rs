@@ -1,7 +1,9 @@
 //! Parts put, read and cancelled over the data plane.
 
 use super::{raw::RawPeer, *};
-use larder_proto::frame::{Commit, Failed, Op, decode_body};
+use larder_proto::frame::{
+    Commit, Failed, KEYS_LIMIT, Op, Priority, ReuseHint, SessionState, decode_body,
+};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn parts_of_every_size_come_back_as_they_were_put_over_tcp_and_unix() {
@@ -24,6 +26,30 @@ async fn parts_of_every_size_come_back_as_they_were_put_over_tcp_and_unix() {
     let lookup = Lookup { layout: model().layout, part: PartNumber(0), keys };
     let tiers = tcp.lookup(&lookup).await.unwrap();
     assert_eq!(tiers.iter().map(|t| t.is_empty()).collect::<Vec<_>>(), [false, true, false]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hint_is_taken_and_is_no_use_of_a_part() {
+    let node = TestNode::start(1, 2 << 20).await;
+    let tcp = node.tcp().await;
+    for n in [1, 2] {
+        put(&tcp, n, 1 << 20).await.unwrap();
+    }
+    get(&tcp, &whole(1)).await.unwrap();
+    let hint = |keys| ReuseHint {
+        layout: model().layout,
+        keys,
+        session: SessionState::Closed,
+        priority: Priority::Normal,
+        retention_s: 0,
+    };
+    let blocks = tcp.hint(&hint(vec![part(1).key])).await.unwrap();
+    assert_eq!(blocks, Some(1));
+    put(&tcp, 3, 1 << 20).await.unwrap();
+    assert!(node.held(1).is_none() && node.held(2).is_some(), "not the one that lru would take");
+
+    let too_many = hint(vec![part(1).key; KEYS_LIMIT + 1]);
+    assert_eq!(code(&tcp.hint(&too_many).await.unwrap_err()), Some(Code::Limit));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -53,6 +53,14 @@ async fn half_open_connection_ends(said: Vec<u8>) {
         std::future::pending::<()>().await;
     });
     let connection = Connection::connect(&address, &Identity::client("test")).await.unwrap();
+    let hint = larder_proto::frame::ReuseHint {
+        layout: model().layout,
+        keys: Vec::new(),
+        session: larder_proto::frame::SessionState::Closed,
+        priority: larder_proto::frame::Priority::Normal,
+        retention_s: 0,
+    };
+    assert_eq!(connection.hint(&hint).await.unwrap(), None, "not sent to a peer that has no hints");
     let ended = timeout(LONG, get(&connection, &whole(1))).await.expect("ends by itself");
     assert!(matches!(ended, Err(TransferError::Silent(_))), "{ended:?}");
     wait_until(|| connection.is_closed()).await;

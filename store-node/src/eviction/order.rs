@@ -1,0 +1,102 @@
+//! The order in which blocks of a tier go: spare ones, then what the policy says, kept ones last.
+//!
+//! Every block that may be proposed has one place in the policy, whatever is said of it; spare ones stand in a
+//! queue besides, and a place that turns out to be stale is passed over. So hints and advice change what goes
+//! next and cannot lose a block or make it stay for good. A block that is to be kept goes to the hot end of
+//! its policy whenever its turn comes. When nothing else is left the wishes to keep are void, the normal ones
+//! before the high ones, all that were given until then at a stroke: a round costs O(evicted) again after it,
+//! however much was to be kept.
+
+use super::{KeepLevel, Policy, Unit, UseClock, Verdict};
+use std::{collections::VecDeque, sync::Arc};
+
+/// Where a proposed victim stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Proposal {
+    /// In the policy, which has let go of it for now: it has to come back, unless it is gone.
+    Policy,
+    /// Among the spare ones: its place in the policy stands.
+    Spare,
+}
+
+/// See the module.
+pub struct Order {
+    policy: Box<dyn Policy>,
+    spare: VecDeque<Arc<Unit>>,
+    /// Wishes to keep, by level, are void if they were given in this second of the clock or before.
+    void_until: [Option<u32>; 2],
+}
+
+impl Order {
+    /// An order without blocks.
+    pub fn new(policy: Box<dyn Policy>) -> Self {
+        Self { policy, spare: VecDeque::new(), void_until: [None; 2] }
+    }
+
+    /// Takes a block in: a new one, or a parked one that has no descendants any more.
+    pub fn admit(&mut self, unit: Arc<Unit>) {
+        if unit.is_spare() {
+            self.spare.push_front(Arc::clone(&unit));
+        }
+        self.policy.admit(unit);
+    }
+
+    /// These were called spare, tail first: they go next, behind those called so before.
+    pub fn spare(&mut self, units: impl IntoIterator<Item = Arc<Unit>>) {
+        self.spare.extend(units);
+    }
+
+    /// Proposes victims to `judge` until `enough` is true or each was proposed; whether it is true.
+    pub fn evict(
+        &mut self,
+        clock: &UseClock,
+        judge: &mut dyn FnMut(&Unit, Proposal) -> Verdict,
+        enough: &mut dyn FnMut() -> bool,
+    ) -> bool {
+        loop {
+            if enough() {
+                return true;
+            }
+            let Some(unit) = self.spare.pop_front() else { break };
+            if unit.is_spare()
+                && let Verdict::Evicted(Some(parent)) = judge(&unit, Proposal::Spare)
+            {
+                self.admit(parent);
+            }
+        }
+        let give_up = KeepLevel::ALL.map(Some);
+        for given_up in [None].into_iter().chain(give_up) {
+            if let Some(level) = given_up {
+                self.void_until[level as usize] = Some(clock.seconds());
+            }
+            let mut kept_any = false;
+            let void_until = self.void_until;
+            let is_enough = self.policy.evict(
+                &mut |unit| {
+                    let kept = unit.kept(clock);
+                    if kept.is_some_and(|keep| void_until[keep.level as usize] < Some(keep.given)) {
+                        kept_any = true;
+                        return Verdict::InUse;
+                    }
+                    judge(unit, Proposal::Policy)
+                },
+                enough,
+            );
+            if is_enough || !kept_any {
+                return is_enough;
+            }
+        }
+        false
+    }
+
+    /// Places taken, stale ones included.
+    pub fn places(&self) -> usize {
+        self.policy.places() + self.spare.len()
+    }
+
+    /// Forgets the blocks that are gone from the catalog.
+    pub fn retain(&mut self, alive: &mut dyn FnMut(&Unit) -> bool) {
+        self.spare.retain(|unit| unit.is_spare() && alive(unit));
+        self.policy.retain(alive);
+    }
+}
