@@ -43,7 +43,7 @@ pub fn match_prefix(
     request: &control::MatchPrefixRequest,
 ) -> Result<control::MatchPrefixReply, BadRequest> {
     let (tenant, model) = space(&request.tenant, &request.content, &request.layout)?;
-    let keys = keys(&request.keys, keys_limit)?;
+    let keys = keys("keys", &request.keys, keys_limit)?;
     if !request.root.is_empty() {
         field("root", BlockKey::try_from(request.root.as_ref()))?;
     }
@@ -86,7 +86,7 @@ pub fn locate(
     request: &control::LocateRequest,
 ) -> Result<control::LocateReply, BadRequest> {
     let (tenant, model) = space(&request.tenant, &request.content, &request.layout)?;
-    let keys = keys(&request.keys, keys_limit)?;
+    let keys = keys("keys", &request.keys, keys_limit)?;
     cluster.counters().locate_calls.add(1);
     cluster.counters().locate_keys.add(keys.len() as u64);
     let mut naming = Naming::default();
@@ -112,7 +112,7 @@ pub fn locate(
 
 /// Looks until membership did not change meanwhile, a few times at most. What is then still uncertain is
 /// marked incomplete, and names only sources that spoke throughout, or none.
-fn consistent<T>(
+pub(crate) fn consistent<T>(
     cluster: &Cluster,
     naming: &mut Naming,
     mut look: impl FnMut(&mut Naming) -> T,
@@ -137,7 +137,7 @@ fn consistent<T>(
 
 /// The sources that an answer names, each once.
 #[derive(Debug, Default)]
-struct Naming {
+pub(crate) struct Naming {
     roster: Arc<Roster>,
     /// What each source of the roster had applied before the answer was looked up.
     seqs: Vec<u64>,
@@ -149,6 +149,18 @@ impl Naming {
     fn begin(roster: Arc<Roster>) -> Self {
         let seqs = roster.sources().iter().map(|source| source.seq()).collect();
         Self { roster, seqs, named: Vec::new(), locations: Vec::new() }
+    }
+
+    /// Where a node's blocks are, if a session speaks for it.
+    pub(crate) fn location(&self, node: &NodeId) -> Option<Location> {
+        self.roster.location(node)
+    }
+
+    /// The node of a location, which the answer relies on from now on. `None` when no session speaks for it.
+    pub(crate) fn node(&mut self, location: Location) -> Option<NodeId> {
+        let at = self.name(location)?;
+        let place = self.roster.position(*self.locations.get(at as usize)?)?;
+        Some(self.roster.sources()[place].node)
     }
 
     /// The place of a location among the named sources; `None` when no session speaks for it.
@@ -181,17 +193,21 @@ pub(crate) fn space(
 }
 
 /// Packed keys, their number checked before anything is allocated.
-fn keys(packed: &[u8], limit: usize) -> Result<Vec<BlockKey>, BadRequest> {
+pub(crate) fn keys(
+    name: &'static str,
+    packed: &[u8],
+    limit: usize,
+) -> Result<Vec<BlockKey>, BadRequest> {
     const LEN: usize = 32;
     let count = packed.len() / LEN;
     if count > limit {
         let (value, limit) = (count as u64, limit as u64);
-        return field("keys", Err(DecodeError::Limit { what: "number of keys", value, limit }));
+        return field(name, Err(DecodeError::Limit { what: "number of keys", value, limit }));
     }
     let (keys, rest) = packed.as_chunks::<LEN>();
     if !rest.is_empty() {
         let left = rest.len();
-        return field("keys", Err(DecodeError::Trailing { what: "keys of 32 bytes", left }));
+        return field(name, Err(DecodeError::Trailing { what: "keys of 32 bytes", left }));
     }
     Ok(keys.iter().map(|key| BlockKey::from_bytes(*key)).collect())
 }

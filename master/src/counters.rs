@@ -76,6 +76,12 @@ counters! {
     locate_calls = "larder_master_locate_calls_total";
     /// Keys in Locate calls.
     locate_keys = "larder_master_locate_keys_total";
+    /// Advise calls answered.
+    advise_calls = "larder_master_advise_calls_total";
+    /// Keys in Advise calls.
+    advise_keys = "larder_master_advise_keys_total";
+    /// Blocks that nodes were told can be missed: without a parent or a part in the cluster, or kept by another.
+    advised_blocks = "larder_master_advised_blocks_total";
     /// Calls refused because a field broke its rule.
     refused_calls = "larder_master_calls_refused_total";
     /// Commands sent to nodes.

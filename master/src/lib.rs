@@ -9,6 +9,7 @@
 //! Not here: bytes of blocks, and any decision about memory (P3).
 #![forbid(unsafe_code)]
 
+pub mod advice;
 pub mod answers;
 pub mod cluster;
 pub mod config;

@@ -70,6 +70,12 @@ impl PartSet {
         self.0.get(at / 8).is_some_and(|byte| byte >> (at % 8) & 1 == 1)
     }
 
+    /// Whether every part of this set is in `other`.
+    pub fn is_within(&self, other: &Self) -> bool {
+        let theirs = other.0.iter().chain(std::iter::repeat(&0));
+        self.0.iter().zip(theirs).all(|(ours, theirs)| ours & !theirs == 0)
+    }
+
     /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

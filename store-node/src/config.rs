@@ -1,6 +1,7 @@
 //! The configuration of a node: `node.toml`, `LARDER_NODE__*`, flags.
 
 use crate::{
+    advice::AdviceOptions,
     catalog::{Admit, Watermarks},
     eviction::PolicyName,
     tiering::{Promote, TieringSettings},
@@ -44,6 +45,8 @@ larder_daemon::settings! {
         pub dram: DramConfig,
         /// Disks for parts.
         pub ssd: SsdConfig,
+        /// What masters are asked about blocks.
+        pub advice: AdviceConfig,
         /// Metrics and health.
         pub metrics: MetricsConfig,
         /// Logs.
@@ -102,6 +105,20 @@ larder_daemon::settings! {
         /// What is evicted first: `s3fifo` keeps what was used again over what was used once, `lru` what
         /// was used last, `gdsf` what is used often for its size. `larder-bench replay` compares them.
         pub policy: PolicyName = PolicyName::S3Fifo,
+    }
+}
+
+larder_daemon::settings! {
+    /// The `[advice]` table. Masters know which blocks the cluster can miss: those whose ancestors nobody holds any
+    /// more, and those that another node keeps. Such blocks go first, if nobody used them lately.
+    pub struct AdviceConfig {
+        /// Whether to ask.
+        pub enabled: bool = true,
+        /// All blocks are asked about once in this time; if there are many, at most 4,096 a second. Not while less
+        /// than half of `dram.capacity` is in use.
+        pub interval: HumanDuration = HumanDuration::from_secs(30),
+        /// Blocks that were used within this time are left alone.
+        pub idle: HumanDuration = HumanDuration::from_secs(60),
     }
 }
 
@@ -225,6 +242,13 @@ impl NodeConfig {
         }
     }
 
+    /// When masters are asked for advice, if ever.
+    pub fn advice(&self) -> Option<AdviceOptions> {
+        let AdviceConfig { enabled, interval, idle } = &self.advice;
+        let is_asked = *enabled && !self.masters.is_empty();
+        is_asked.then(|| AdviceOptions { interval: interval.get(), idle: idle.get() })
+    }
+
     /// When eviction starts and stops.
     pub fn watermarks(&self) -> Watermarks {
         Watermarks { high: self.dram.high_watermark, low: self.dram.low_watermark }
@@ -345,9 +369,12 @@ impl DaemonConfig for NodeConfig {
             control,
             dram,
             ssd,
+            advice,
             metrics,
             log: _,
         } = self;
+        let AdviceConfig { enabled: _, interval, idle: _ } = advice;
+        rules.key("advice.interval").must(interval.get().as_secs() >= 1, "be at least 1s");
         ssd.validate(dram, rules);
         let short = |name: &String| (1..=64).contains(&name.len());
         rules.key("name").must(name.as_ref().is_none_or(short), "be 1 to 64 bytes long");

@@ -2,6 +2,7 @@
 //! ends or the node is told to stop.
 
 use crate::{
+    advice,
     catalog::Catalog,
     config::NodeConfig,
     inventory::{
@@ -166,6 +167,13 @@ pub async fn run(config: NodeConfig, context: Context) -> Result<(), TaskError> 
         leaving.catalog().drain(); // Nothing new is taken while what runs ends.
         Ok::<(), TaskError>(())
     });
+    if let Some(options) = config.advice() {
+        let (node, stop) = (Arc::clone(&node), stop.clone());
+        tasks.spawn("advice", async move {
+            advice::run(node, options, stop).await;
+            Ok::<(), TaskError>(())
+        });
+    }
     tasks.spawn("registrar", keep_registered(Arc::clone(&node), stop.clone()));
     context.health.ok();
     let outcome = tasks.run(context.stop_grace).await;

@@ -6,6 +6,7 @@
 //! `pull` find blocks at peers and bring them here. [`node`] is what they share, [`daemon`] the whole.
 #![deny(unsafe_code)]
 
+pub mod advice;
 pub mod catalog;
 pub mod config;
 pub mod daemon;

@@ -35,7 +35,8 @@ pub const EVICTION_POLICY_INFO: &str = "larder_node_eviction_policy_info";
 /// What became of puts and blocks. Label `event`: `committed`, `aborted`, `late_commit`, `evicted`,
 /// `damaged`, `refused_full`, `unannounced`, `demoted` (left dram, stayed on an ssd), `promoted`,
 /// `descendant_dropped` (with an ancestor), `found` and `missed` (parts that were asked for), `hint` (of an
-/// engine, on the reuse of a chain) and `hinted_block` (that a hint changed something for).
+/// engine, on the reuse of a chain), `hinted_block` (that a hint changed something for) and `advised_block` (that
+/// a master's advice lets go first).
 pub const CATALOG_EVENTS_TOTAL: &str = "larder_node_catalog_events_total";
 /// How long a master did not know of a change, in seconds: from its entry in the change log to the
 /// acknowledgement that covers it. Label `master`: its configured address. Timed are the first change after
@@ -117,7 +118,7 @@ pub(crate) fn adopting_paths(paths: usize) {
 }
 
 /// The catalog's counts, by their label.
-pub fn catalog_events(node: &Node) -> [(&'static str, u64); 14] {
+pub fn catalog_events(node: &Node) -> [(&'static str, u64); 15] {
     let counters = node.catalog().counters();
     let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     [
@@ -135,6 +136,7 @@ pub fn catalog_events(node: &Node) -> [(&'static str, u64); 14] {
         ("missed", value(&counters.missed_parts)),
         ("hint", value(&counters.hints)),
         ("hinted_block", value(&counters.hinted_blocks)),
+        ("advised_block", value(&counters.advised_blocks)),
     ]
 }
 

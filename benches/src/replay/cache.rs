@@ -71,7 +71,7 @@ impl Cache {
         block.unit = Some(Arc::clone(&unit));
         block.parent = parent;
         self.blocks.held += 1;
-        self.order.admit(unit);
+        self.order.admit(unit, &self.clock);
     }
 
     /// The session that made this request is over: what is here of it alone goes next, as the catalog does with
@@ -87,7 +87,7 @@ impl Cache {
             next_is_here = block.unit.is_some();
             spare.extend(block.unit.clone());
         }
-        spare.iter().for_each(|unit| unit.call_spare());
+        spare.iter().for_each(|unit| unit.call_spare(None, &self.clock));
         self.order.spare(spare);
     }
 

@@ -20,11 +20,12 @@
 //!
 //! Layers, lowest first: `entry` (24 bytes, mixed keys), `page` (memory), `bucket` (sorted slots, readers
 //! without locks), `writer` (changes of a bucket), `table` (an inventory shard, grown by splitting
-//! buckets); beside them `locations`, `spaces`, `removals`. `record`, `lookup`, `sweep`, `explain` and
-//! `stats` are what others call. Locks are taken in this order: `spaces`, bucket, tally of a location.
+//! buckets); beside them `locations`, `spaces`, `removals`. `record`, `lookup`, `advice`, `sweep`, `explain`
+//! and `stats` are what others call. Locks are taken in this order: `spaces`, bucket, tally of a location.
 //!
 //! Not here: sequence numbers, sessions and node identities (`session`), coverage of an answer.
 
+mod advice;
 mod bucket;
 mod entry;
 mod explain;

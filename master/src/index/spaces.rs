@@ -67,6 +67,13 @@ impl Rules {
         (0..self.groups.len()).filter(held).fold(0, |bits, group| bits | 1 << group)
     }
 
+    /// The parts of all groups with this rule, of every rank.
+    pub(super) fn parts_of(&self, rule: GroupRule) -> impl Iterator<Item = PartNumber> {
+        let groups = self.groups.iter().enumerate().filter(move |(_, other)| **other == rule);
+        let parts = groups.flat_map(|(group, _)| group * self.ranks..(group + 1) * self.ranks);
+        parts.map_while(|part| u16::try_from(part).ok().map(PartNumber))
+    }
+
     /// Every part of a whole block.
     pub(super) fn parts(&self) -> impl Iterator<Item = PartNumber> {
         (0..self.groups.len() * self.ranks)

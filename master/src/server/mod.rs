@@ -10,6 +10,7 @@ mod keeper;
 mod sessions;
 
 use crate::{
+    advice,
     answers::{self, BadRequest},
     cluster::{Cluster, Effect, Timing},
     config::MasterConfig,
@@ -236,6 +237,14 @@ impl Master for Service {
     ) -> Result<Response<control::LocateReply>, Status> {
         let Shared { cluster, keys_limit, .. } = &*self.shared;
         self.answer(answers::locate(cluster, *keys_limit, request.get_ref()))
+    }
+
+    async fn advise(
+        &self,
+        request: Request<control::AdviseRequest>,
+    ) -> Result<Response<control::AdviseReply>, Status> {
+        let Shared { cluster, keys_limit, .. } = &*self.shared;
+        self.answer(advice::advise(cluster, *keys_limit, request.get_ref()))
     }
 
     async fn register_model(

@@ -1,3 +1,5 @@
+mod advice;
+
 use super::*;
 use crate::{
     cluster::Timing,
@@ -48,9 +50,12 @@ fn message(message: node_message::Message) -> control::NodeMessage {
 }
 
 fn open(cluster: &Cluster, now: Instant, id: u64) -> Session {
+    open_with(cluster, now, id, hello())
+}
+
+fn open_with(cluster: &Cluster, now: Instant, id: u64, hello: control::Hello) -> Session {
     let mut session = Session::new(SessionId(id));
-    let output =
-        session.step(now, message(node_message::Message::Hello(hello())), cluster).unwrap();
+    let output = session.step(now, message(node_message::Message::Hello(hello)), cluster).unwrap();
     assert!(matches!(
         &output.replies[0].message,
         Some(master_message::Message::Welcome(welcome)) if welcome.refused.is_empty()

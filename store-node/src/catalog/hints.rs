@@ -52,7 +52,7 @@ impl Catalog {
             }
             next = Some(key);
         }
-        spare.iter().for_each(|unit| unit.call_spare());
+        spare.iter().for_each(|unit| unit.call_spare(None, &self.clock));
         let changed = spare.len();
         self.order.lock().spare(spare);
         u32::try_from(changed).unwrap_or(u32::MAX)

@@ -12,6 +12,7 @@
 //! - Eviction takes only blocks without descendants here: no holes.
 //! - Lock order: the eviction order, then one shard. Two shards are never locked together.
 
+mod advice;
 mod block;
 mod children;
 mod hints;
@@ -21,6 +22,7 @@ mod removal;
 mod room;
 mod tiers;
 
+pub use advice::{Advice, Question};
 pub use block::{Producer, WriterId};
 pub use put::{Admission, CommitError, Put};
 pub use room::Watermarks;
@@ -177,6 +179,7 @@ pub struct Counters {
     pub missed_parts: AtomicU64,
     pub hints: AtomicU64,
     pub hinted_blocks: AtomicU64,
+    pub advised_blocks: AtomicU64,
 }
 
 /// How many parts there are, and where. Each part counts from when it is stored; a change of its copies is
@@ -415,7 +418,7 @@ impl Catalog {
     /// A parent lost this child: if it was parked for it alone, it may be evicted again.
     fn let_go(&self, child: &BlockId, orphaned_parent: Option<BlockId>) {
         if let Some(unit) = orphaned_parent.and_then(|parent| self.child_left(&parent, child)) {
-            self.order.lock().admit(unit);
+            self.order.lock().admit(unit, &self.clock);
         }
     }
 

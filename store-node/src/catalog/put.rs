@@ -314,7 +314,7 @@ impl Catalog {
             // Either the commit failed, or the block was counted with its first part.
             let released = self.child_left(parent, &id);
             if let Some(unit) = released {
-                self.order.lock().admit(unit);
+                self.order.lock().admit(unit, &self.clock);
             }
         }
         if committed.is_err() {

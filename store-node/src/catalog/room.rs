@@ -42,7 +42,7 @@ impl Catalog {
     /// Takes a block into the eviction order.
     pub(super) fn admit(&self, unit: Arc<Unit>) {
         let mut order = self.order.lock();
-        order.admit(unit);
+        order.admit(unit, &self.clock);
         // Blocks that were removed by command leave their place in the order behind; it is cleared
         // before such places outnumber the blocks.
         let parts = usize::try_from(self.part_count()).unwrap_or(usize::MAX);

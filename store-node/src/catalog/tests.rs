@@ -1,3 +1,4 @@
+mod advice;
 mod hints;
 
 use super::*;

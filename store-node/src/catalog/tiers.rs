@@ -109,7 +109,7 @@ impl Catalog {
             block.unit.clone().filter(|_| parked)
         };
         if let Some(unit) = released {
-            self.order.lock().admit(unit);
+            self.order.lock().admit(unit, &self.clock);
         }
         true
     }
@@ -124,7 +124,7 @@ impl Catalog {
         stored.ssd.as_ref().filter(|current| current.is_same(copy))?;
         let says = |wish: &dyn Fn(&Unit) -> bool| block.unit.as_deref().is_some_and(wish);
         let wanted = stored.uses > 0 || says(&|unit| unit.is_kept(&self.clock));
-        Some(wanted && !says(&Unit::is_spare))
+        Some(wanted && !says(&|unit| unit.is_spare(&self.clock)))
     }
 
     /// The bytes of a copy lie somewhere else now. `false`: the copy was not the current one any more.

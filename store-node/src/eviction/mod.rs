@@ -144,6 +144,12 @@ impl UseClock {
     fn seconds(&self) -> u32 {
         self.seconds.load(Ordering::Relaxed)
     }
+
+    /// What it shows after this time.
+    fn seconds_in(&self, time: Duration) -> u32 {
+        let time = u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
+        self.seconds().saturating_add(time)
+    }
 }
 
 /// What became of a proposed victim.

@@ -34,8 +34,8 @@ impl Order {
     }
 
     /// Takes a block in: a new one, or a parked one that has no descendants any more.
-    pub fn admit(&mut self, unit: Arc<Unit>) {
-        if unit.is_spare() {
+    pub fn admit(&mut self, unit: Arc<Unit>, clock: &UseClock) {
+        if unit.is_spare(clock) && !unit.queue(true) {
             self.spare.push_front(Arc::clone(&unit));
         }
         self.policy.admit(unit);
@@ -43,7 +43,7 @@ impl Order {
 
     /// These were called spare, tail first: they go next, behind those called so before.
     pub fn spare(&mut self, units: impl IntoIterator<Item = Arc<Unit>>) {
-        self.spare.extend(units);
+        self.spare.extend(units.into_iter().filter(|unit| !unit.queue(true)));
     }
 
     /// Proposes victims to `judge` until `enough` is true or each was proposed; whether it is true.
@@ -58,10 +58,17 @@ impl Order {
                 return true;
             }
             let Some(unit) = self.spare.pop_front() else { break };
-            if unit.is_spare()
-                && let Verdict::Evicted(Some(parent)) = judge(&unit, Proposal::Spare)
-            {
-                self.admit(parent);
+            unit.queue(false);
+            if !unit.is_spare(clock) {
+                continue;
+            }
+            match judge(&unit, Proposal::Spare) {
+                Verdict::Evicted(parent) => {
+                    parent.into_iter().for_each(|parent| self.admit(parent, clock));
+                }
+                // It may be called spare again, and then stands in the queue again.
+                Verdict::InUse | Verdict::Parked => unit.unspare(),
+                Verdict::Gone => {}
             }
         }
         let give_up = KeepLevel::ALL.map(Some);
@@ -96,7 +103,7 @@ impl Order {
 
     /// Forgets the blocks that are gone from the catalog.
     pub fn retain(&mut self, alive: &mut dyn FnMut(&Unit) -> bool) {
-        self.spare.retain(|unit| unit.is_spare() && alive(unit));
+        self.spare.retain(|unit| alive(unit));
         self.policy.retain(alive);
     }
 }

@@ -6,7 +6,7 @@
 
 use super::{Unit, UseClock};
 use std::{
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     time::Duration,
 };
 
@@ -29,6 +29,10 @@ impl KeepLevel {
 pub(super) struct Wishes {
     /// One more than the last use at which the block was called spare; zero for never.
     spare_since: AtomicU64,
+    /// In seconds of the clock: what was said is too old from then on.
+    spare_until: AtomicU32,
+    /// It stands in the queue of spare blocks.
+    queued: AtomicBool,
     /// A [`Keep`]; zero for none.
     keep: AtomicU64,
 }
@@ -59,24 +63,42 @@ impl Keep {
 }
 
 impl Unit {
-    /// Nobody is likely to ask for it again.
-    pub fn call_spare(&self) {
+    /// Nobody is likely to ask for it again. That ends with its next use, and after this time, if one is named.
+    pub fn call_spare(&self, time: Option<Duration>, clock: &UseClock) {
+        let until = time.map_or(u32::MAX, |time| clock.seconds_in(time));
+        let until = if self.is_spare(clock) {
+            until.max(self.wishes.spare_until.load(Ordering::Relaxed))
+        } else {
+            until
+        };
         self.wishes.keep.store(0, Ordering::Relaxed);
+        self.wishes.spare_until.store(until, Ordering::Relaxed);
         self.wishes.spare_since.store(self.last_used() + 1, Ordering::Relaxed);
     }
 
-    /// Whether it was called spare and not used since.
-    pub fn is_spare(&self) -> bool {
+    /// Whether it was called spare and that still holds.
+    pub fn is_spare(&self, clock: &UseClock) -> bool {
         self.wishes.spare_since.load(Ordering::Relaxed) == self.last_used() + 1
+            && self.wishes.spare_until.load(Ordering::Relaxed) > clock.seconds()
+    }
+
+    /// It is spare no more.
+    pub(super) fn unspare(&self) {
+        self.wishes.spare_since.store(0, Ordering::Relaxed);
+    }
+
+    /// Notes whether it stands in the queue of spare blocks; whether it did before.
+    pub(super) fn queue(&self, stands: bool) -> bool {
+        self.wishes.queued.swap(stands, Ordering::Relaxed)
     }
 
     /// It is likely to be asked for again. A longer or weightier wish that was there stays.
     pub fn keep(&self, time: Duration, level: KeepLevel, clock: &UseClock) {
-        self.wishes.spare_since.store(0, Ordering::Relaxed);
+        self.unspare();
         let given = clock.seconds();
-        let time = u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
-        let wish = Keep { level, given, until: given.saturating_add(time).min(HIGH - 1) };
-        if time == 0 || self.kept(clock).is_some_and(|k| (k.level, k.until) >= (level, wish.until))
+        let wish = Keep { level, given, until: clock.seconds_in(time).min(HIGH - 1) };
+        if time.is_zero()
+            || self.kept(clock).is_some_and(|k| (k.level, k.until) >= (level, wish.until))
         {
             return;
         }

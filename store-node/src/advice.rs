@@ -1,0 +1,96 @@
+//! Asks masters which of the node's blocks the cluster would miss least.
+//!
+//! Shard by shard, round and round, at a bounded rate; a round begins no sooner than the last one's interval is
+//! over, and not while memory is far from full. What comes of an answer is the catalog's to judge. The answer
+//! of any master will do; one that does not know such questions, or none, costs nothing but the advice.
+
+use crate::{
+    catalog::{Advice, Question},
+    node::Node,
+};
+use bytes::Bytes;
+use larder_client::ClientError;
+use larder_proto::{BlockKey, control, event::SHARDS, event::Shard};
+use std::{sync::Arc, time::Duration};
+use tokio::time::{Instant, sleep, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+/// Most blocks of one question: 128 KiB, and as many again for parents.
+const BLOCKS: usize = 4096;
+/// Between two questions: so many blocks a second, at most.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Advice is followed for this long, or for two rounds if those take longer.
+const HOLDS: Duration = Duration::from_secs(600);
+
+/// When masters are asked.
+#[derive(Debug, Clone, Copy)]
+pub struct AdviceOptions {
+    /// From the beginning of one round through all blocks to that of the next, at least.
+    pub interval: Duration,
+    /// Blocks that were used within this time are not asked about.
+    pub idle: Duration,
+}
+
+/// Runs until `stop`.
+pub async fn run(node: Arc<Node>, options: AdviceOptions, stop: CancellationToken) {
+    stop.run_until_cancelled(rounds(&node, options)).await;
+}
+
+async fn rounds(node: &Node, options: AdviceOptions) {
+    let mut told = false;
+    loop {
+        let next = Instant::now() + options.interval;
+        let arena = node.catalog().arena();
+        if arena.used_bytes() > arena.capacity_bytes() / 2 {
+            match round(node, options).await {
+                Ok(()) => told = false,
+                Err(error) if !std::mem::replace(&mut told, true) => {
+                    tracing::debug!(%error, "no advice from masters");
+                }
+                Err(_) => {}
+            }
+        }
+        sleep_until(next).await;
+    }
+}
+
+/// Asks about every block once.
+async fn round(node: &Node, options: AdviceOptions) -> Result<(), ClientError> {
+    let AdviceOptions { interval, idle } = options;
+    let mut asked = 0;
+    for shard in 0..SHARDS {
+        let Ok(shard) = u8::try_from(shard) else { break };
+        node.catalog().tell_time();
+        for question in node.catalog().questions(Shard(shard), idle, BLOCKS) {
+            let advice = ask(node, &question).await?;
+            node.catalog().take_advice(&question, &advice, idle, HOLDS.max(interval * 2));
+            asked += question.held.len();
+            if asked >= BLOCKS {
+                asked = 0;
+                sleep(PAUSE).await;
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn ask(node: &Node, question: &Question) -> Result<Advice, ClientError> {
+    let Question { tenant, model, held, parents } = question;
+    let packed = |keys: &[BlockKey]| {
+        Bytes::from(keys.iter().flat_map(BlockKey::as_bytes).copied().collect::<Vec<u8>>())
+    };
+    let request = control::AdviseRequest {
+        node: Bytes::copy_from_slice(node.id().as_bytes()),
+        tenant: Bytes::copy_from_slice(tenant.as_bytes()),
+        content: Bytes::copy_from_slice(model.content.as_bytes()),
+        layout: Bytes::copy_from_slice(model.layout.as_bytes()),
+        keys: packed(held),
+        parents: packed(parents),
+    };
+    let call = |mut master: control::master_client::MasterClient<_>| {
+        let request = request.clone();
+        async move { master.advise(request).await }
+    };
+    let control::AdviseReply { gone, broken, spare, .. } = node.masters.ask(call).await?;
+    Ok(Advice { gone, broken, spare })
+}

@@ -1,0 +1,127 @@
+//! What masters are asked about a node's blocks, and what their advice changes.
+//!
+//! The node judges: only blocks that nobody used for a while are asked about, and only those that are still unused
+//! when the advice comes are called spare. Spare is what goes first when room is needed and nothing else: what is
+//! being read or is followed by others stays, and a use ends it (see [`crate::eviction`]).
+
+use super::{Block, BlockId, Catalog};
+use crate::eviction::Unit;
+use larder_proto::{BlockKey, ModelVersion, event::Shard, ids::TenantId};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+/// Blocks that follow one that cannot be reached are looked for up to this number.
+const LINEAGE: usize = 1 << 16;
+
+/// What to ask about blocks of one tenant and model version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Question {
+    /// Whose.
+    pub tenant: TenantId,
+    /// Of which model version.
+    pub model: ModelVersion,
+    /// Blocks that are here and were not used for a while.
+    pub held: Vec<BlockKey>,
+    /// Blocks that are not here, and that some of those follow.
+    pub parents: Vec<BlockKey>,
+}
+
+/// What a master advises; places in the lists of the question.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Advice {
+    /// Of the parents: nobody holds it.
+    pub gone: Vec<u32>,
+    /// Of the blocks held: nobody can use it.
+    pub broken: Vec<u32>,
+    /// Of the blocks held: another node keeps it.
+    pub spare: Vec<u32>,
+}
+
+/// A block and its parent.
+type Linked = (BlockKey, Option<BlockKey>);
+
+impl Catalog {
+    /// What to ask about the blocks of a shard that were not used for `idle`, at most `limit` of them a question.
+    pub fn questions(&self, shard: Shard, idle: Duration, limit: usize) -> Vec<Question> {
+        let mut spaces = BTreeMap::<(TenantId, ModelVersion), Vec<Linked>>::new();
+        let is_idle =
+            |unit: &Arc<Unit>| unit.unused_for(idle, &self.clock) && !unit.is_kept(&self.clock);
+        for (id, block) in self.shards[usize::from(shard.0)].lock().iter() {
+            if block.is_stored() && block.unit.as_ref().is_some_and(is_idle) {
+                let model = ModelVersion { content: block.content, layout: id.layout };
+                let blocks = spaces.entry((id.tenant, model)).or_default();
+                blocks.push((id.key, block.parent));
+            }
+        }
+        let mut questions = Vec::new();
+        for ((tenant, model), blocks) in spaces {
+            for some in blocks.chunks(limit.max(1)) {
+                let held = some.iter().map(|(key, _)| *key).collect();
+                let parents: BTreeSet<BlockKey> = some.iter().filter_map(|(_, p)| *p).collect();
+                let is_away = |key: &BlockKey| {
+                    let id = BlockId { tenant, layout: model.layout, key: *key };
+                    !self.shard(&id).get(&id).is_some_and(Block::is_stored)
+                };
+                let parents = parents.into_iter().filter(is_away).collect();
+                questions.push(Question { tenant, model, held, parents });
+            }
+        }
+        questions
+    }
+
+    /// Follows advice on what was asked, for as long as it is not older than `time`. Blocks called spare.
+    pub fn take_advice(
+        &self,
+        question: &Question,
+        advice: &Advice,
+        idle: Duration,
+        time: Duration,
+    ) -> u64 {
+        let Question { tenant, model, held, parents } = question;
+        let id = |key: &BlockKey| BlockId { tenant: *tenant, layout: model.layout, key: *key };
+        let of = |list: &[BlockKey], places: &[u32]| -> Vec<BlockId> {
+            places.iter().filter_map(|at| list.get(*at as usize)).map(id).collect()
+        };
+        // What follows a block that is of no use is of none either. A parent that is not here knows its children.
+        let mut lost = self.with_descendants(of(held, &advice.broken));
+        let gone = of(parents, &advice.gone).into_iter().filter(|id| {
+            !self.shard(id).get(id).is_some_and(Block::is_stored) // It came meanwhile.
+        });
+        lost.extend(self.with_descendants(gone.collect()));
+        let mut spare = Vec::new();
+        for id in lost.into_iter().rev().chain(of(held, &advice.spare)) {
+            let shard = self.shard(&id);
+            let Some(unit) = shard.get(&id).and_then(|block| block.unit.clone()) else { continue };
+            let counts = unit.unused_for(idle, &self.clock) && !unit.is_kept(&self.clock);
+            if counts {
+                unit.call_spare(Some(time), &self.clock);
+                spare.push(unit);
+            }
+        }
+        let count = spare.len() as u64;
+        self.counters.advised_blocks.fetch_add(count, Ordering::Relaxed);
+        self.order.lock().spare(spare);
+        count
+    }
+
+    /// These blocks and what follows them here, each after the one it follows.
+    fn with_descendants(&self, heads: Vec<BlockId>) -> Vec<BlockId> {
+        let mut seen = BTreeSet::new();
+        let mut left = heads;
+        let mut lineage = Vec::new();
+        while let Some(id) = left.pop().filter(|_| lineage.len() < LINEAGE) {
+            if !seen.insert(id) {
+                continue;
+            }
+            if let Some(block) = self.shard(&id).get(&id) {
+                let children = block.children.to_vec().into_iter();
+                left.extend(children.map(|key| BlockId { key, ..id }));
+            }
+            lineage.push(id);
+        }
+        lineage
+    }
+}
