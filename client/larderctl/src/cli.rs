@@ -4,7 +4,7 @@ mod evict;
 mod node;
 
 pub(crate) use evict::{EvictArgs, TierName};
-pub(crate) use node::{NodeArgs, NodeCommand, PathCommand, ScrubArgs, TopArgs};
+pub(crate) use node::{AuditArgs, NodeArgs, NodeCommand, PathCommand, ScrubArgs, TopArgs};
 
 use crate::error::EXIT_CODES;
 use clap::{Args, Parser, Subcommand, ValueEnum};

@@ -1,7 +1,7 @@
-//! `node`: scrubs of a node's ssd paths, and taking a path out of use and in again.
+//! `node`: audits of a node's catalog, scrubs of its ssd paths, and taking a path out of use and in again.
 
 use crate::{
-    cli::{NodeCommand, PathCommand, ScrubArgs},
+    cli::{AuditArgs, NodeCommand, PathCommand, ScrubArgs},
     ctl::{Ctl, refused},
     error::CtlError,
     output::{Section, Table, Tone, count, counted, plural, size, span},
@@ -22,6 +22,7 @@ const LINE_EVERY: Duration = Duration::from_secs(10);
 /// `larderctl node`.
 pub(crate) async fn node(ctl: &Ctl, command: &NodeCommand) -> Result<(), CtlError> {
     match command {
+        NodeCommand::Audit(args) => audit(ctl, args).await,
         NodeCommand::Scrub(args) => scrub(ctl, args).await,
         NodeCommand::Path { command: PathCommand::Fence { node, dir, reason, .. } } => {
             fence(ctl, node, dir, reason).await
@@ -29,6 +30,37 @@ pub(crate) async fn node(ctl: &Ctl, command: &NodeCommand) -> Result<(), CtlErro
         NodeCommand::Path { command: PathCommand::Readmit { node, dir, yes, .. } } => {
             readmit(ctl, node, dir, *yes).await
         }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Audited {
+    node: String,
+    blocks: u64,
+    holes: u64,
+    empty_parts: u64,
+    miscounted: u64,
+}
+
+async fn audit(ctl: &Ctl, args: &AuditArgs) -> Result<(), CtlError> {
+    let AuditArgs { node, output: _ } = args;
+    let (info, mut service) = ctl.node(node).await?;
+    let reply = answer(ctl, &info.name, service.audit(control::AuditRequest {})).await?;
+    let control::AuditReply { blocks, holes, empty_parts, miscounted } = reply;
+    let audited = Audited { node: info.name, blocks, holes, empty_parts, miscounted };
+    ctl.out.show(&audited, |audited| {
+        let headers = ["node", "blocks>", "holes>", "empty parts>", "miscounted>"];
+        let mut table = Table::new(&headers, "nothing was audited");
+        let Audited { node, blocks, holes, empty_parts, miscounted } = audited;
+        let tone = if holes + empty_parts + miscounted == 0 { Tone::Good } else { Tone::Bad };
+        let counts = [blocks, holes, empty_parts, miscounted].map(|n| count(*n));
+        let [blocks, holes, empty_parts, miscounted] = counts;
+        table.row(tone, [node.clone(), blocks, holes, empty_parts, miscounted]);
+        vec![Section::Table(table)]
+    })?;
+    match holes + empty_parts + miscounted {
+        0 => Ok(()),
+        found => Err(CtlError::Failed(format!("{}: {found} found that must not be", audited.node))),
     }
 }
 

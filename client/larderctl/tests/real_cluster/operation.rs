@@ -29,6 +29,25 @@ async fn filled() -> (Cluster, [String; 2]) {
 }
 
 #[tokio::test]
+async fn an_audit_finds_the_hole_that_a_removal_in_mid_chain_leaves() {
+    let cluster = Cluster::start(&["node-a"]).await;
+    let tokens: Vec<u32> = (0..12).collect();
+    let keys = cluster.put(&model("llama", 1, 1, 1), &tokens, &Put::on("node-a")).await;
+    let audit = ["node", "audit", "node-a", "-o", "json"];
+    let clean = cluster.ctl(&audit).await.json(0);
+    assert_eq!(clean["blocks"], keys.len(), "{clean}");
+    assert_eq!([&clean["holes"], &clean["empty_parts"], &clean["miscounted"]], [0, 0, 0]);
+
+    let middle = keys[1].to_string();
+    let evict = ["evict", "--key", &middle, "--yes"];
+    cluster.eventually(&evict, |run| run.out.contains("1 block evicted")).await;
+    let found = cluster.ctl(&audit).await.json(1);
+    assert_eq!(found["holes"], 1, "{found}");
+    let run = cluster.ctl(&["node", "audit", "node-a"]).await;
+    assert!(run.code == 1 && run.err.contains("1 found that must not be"), "{run:?}");
+}
+
+#[tokio::test]
 async fn a_scrub_finds_damage_says_so_and_finds_it_once() {
     let (cluster, [dir, _]) = filled().await;
     let scrub = ["node", "scrub", "node-a", "-o", "json"];
