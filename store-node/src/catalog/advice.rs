@@ -4,7 +4,7 @@
 //! when the advice comes are called spare. Spare is what goes first when room is needed and nothing else: what is
 //! being read or is followed by others stays, and a use ends it (see [`crate::eviction`]).
 
-use super::{Block, BlockId, Catalog};
+use super::{BlockId, Catalog};
 use crate::eviction::Unit;
 use larder_proto::{BlockKey, ModelVersion, event::Shard, ids::TenantId};
 use std::{
@@ -63,7 +63,7 @@ impl Catalog {
                 let parents: BTreeSet<BlockKey> = some.iter().filter_map(|(_, p)| *p).collect();
                 let is_away = |key: &BlockKey| {
                     let id = BlockId { tenant, layout: model.layout, key: *key };
-                    !self.shard(&id).get(&id).is_some_and(Block::is_stored)
+                    !self.shard(&id).get(&id).is_some_and(|block| block.is_stored())
                 };
                 let parents = parents.into_iter().filter(is_away).collect();
                 questions.push(Question { tenant, model, held, parents });
@@ -88,7 +88,7 @@ impl Catalog {
         // What follows a block that is of no use is of none either. A parent that is not here knows its children.
         let mut lost = self.with_descendants(of(held, &advice.broken));
         let gone = of(parents, &advice.gone).into_iter().filter(|id| {
-            !self.shard(id).get(id).is_some_and(Block::is_stored) // It came meanwhile.
+            !self.shard(id).get(id).is_some_and(|block| block.is_stored()) // It came meanwhile.
         });
         lost.extend(self.with_descendants(gone.collect()));
         let mut spare = Vec::new();

@@ -80,7 +80,7 @@ impl Catalog {
                     });
                     reads.collect::<Vec<_>>()
                 };
-                shard.iter().flat_map(of_block).collect()
+                shard.iter().map(|(id, block)| (id, &**block)).flat_map(of_block).collect()
             };
             parts.into_iter().for_each(|(name, read)| visit(name, read));
         }

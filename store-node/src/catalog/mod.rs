@@ -211,11 +211,15 @@ impl Tally {
     }
 }
 
+/// The blocks of a shard. In boxes: a block is several cache lines, and a table of bare blocks would touch all of
+/// them at a random place for each new block, and move them whenever it grows.
+type Blocks = HashMap<BlockId, Box<Block>>;
+
 /// See the module.
 pub struct Catalog {
     incarnation: Incarnation,
     arena: Arc<Arena>,
-    shards: Box<[Mutex<HashMap<BlockId, Block>>]>,
+    shards: Box<[Mutex<Blocks>]>,
     order: Mutex<Order>,
     watermarks: Watermarks,
     clock: UseClock,
@@ -382,7 +386,7 @@ impl Catalog {
     /// Says, with a number, that a block that was asked for is not here (P5).
     pub fn announce_absent(&self, id: &BlockId, model: ModelVersion) {
         let shard = self.shard(id);
-        let held = shard.get(id).is_some_and(Block::is_stored);
+        let held = shard.get(id).is_some_and(|block| block.is_stored());
         if !held && let Ok(space) = self.log.sets().space(id.tenant, model) {
             self.log.append(Change::absent(id.key, space));
         }
@@ -452,12 +456,7 @@ impl Catalog {
 
     /// After parts were added to or taken from a block: announces what the node now holds of it. Returns
     /// the parent that lost this child, if the block's last part went. Forgets an empty entry.
-    fn settle(
-        &self,
-        shard: &mut HashMap<BlockId, Block>,
-        id: &BlockId,
-        loss: Loss,
-    ) -> Option<BlockId> {
+    fn settle(&self, shard: &mut Blocks, id: &BlockId, loss: Loss) -> Option<BlockId> {
         let block = shard.get_mut(id)?;
         self.announce(id, block, loss);
         let mut lost_by = None;
@@ -511,7 +510,8 @@ impl Catalog {
         root: BlockKey,
     ) {
         let mut shard = self.shard(parent);
-        let block = shard.entry(*parent).or_insert_with(|| Block::empty(content, root, None));
+        let block =
+            shard.entry(*parent).or_insert_with(|| Block::empty(content, root, None).into());
         block.children.insert(child.key);
     }
 
@@ -532,7 +532,7 @@ impl Catalog {
         unit
     }
 
-    fn shard(&self, id: &BlockId) -> MutexGuard<'_, HashMap<BlockId, Block>> {
+    fn shard(&self, id: &BlockId) -> MutexGuard<'_, Blocks> {
         self.shards[usize::from(Shard::of(&id.key).0)].lock()
     }
 }

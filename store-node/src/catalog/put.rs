@@ -110,8 +110,9 @@ impl Catalog {
         let writer = WriterId(self.last_writer.fetch_add(1, Ordering::Relaxed) + 1);
         {
             let mut shard = self.shard(&id);
-            let block =
-                shard.entry(id).or_insert_with(|| Block::empty(put.content, put.root, put.parent));
+            let block = shard
+                .entry(id)
+                .or_insert_with(|| Block::empty(put.content, put.root, put.parent).into());
             match block.occupied(name.part.part) {
                 Some(Occupied::Stored(stored)) => return Admission::Exists(stored.generation),
                 Some(Occupied::Writing(writing)) => {

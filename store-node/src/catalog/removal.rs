@@ -100,7 +100,7 @@ impl Catalog {
     fn weigh(&self, id: &BlockId, filter: &Eviction) -> Evicted {
         let shard = self.shard(id);
         let block = shard.get(id);
-        let stored = block.into_iter().flat_map(Block::all_stored);
+        let stored = block.into_iter().flat_map(|block| block.all_stored());
         let lens: Vec<u64> =
             stored.filter(|(_, s)| filter.selects_part(s)).map(|(_, s)| s.len).collect();
         Evicted { blocks: u64::from(!lens.is_empty()), bytes: lens.iter().sum() }

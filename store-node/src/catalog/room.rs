@@ -115,9 +115,9 @@ impl Catalog {
 
     /// Bytes that eviction could free now: those of blocks that nobody reads or writes.
     pub fn evictable_bytes(&self) -> u64 {
-        let of_shard = |shard: &parking_lot::Mutex<std::collections::HashMap<_, _>>| {
+        let of_shard = |shard: &parking_lot::Mutex<super::Blocks>| {
             let shard = shard.lock();
-            let idle = shard.values().filter(|block: &&super::Block| !block.is_in_use());
+            let idle = shard.values().filter(|block| !block.is_in_use());
             idle.flat_map(|block| block.all_stored())
                 .map(|(_, stored)| stored.dram_bytes())
                 .sum::<u64>()

@@ -157,7 +157,7 @@ impl Catalog {
             return;
         }
         let id = BlockId::of(name);
-        let is_whole = |id: &BlockId| self.shard(id).get(id).is_some_and(Block::is_stored);
+        let is_whole = |id: &BlockId| self.shard(id).get(id).is_some_and(|block| block.is_stored());
         if !is_whole(&id) {
             self.counters.evicted_blocks.fetch_add(1, Ordering::Relaxed);
             self.counters.evicted_bytes.fetch_add(copy.footprint_bytes(), Ordering::Relaxed);
@@ -220,7 +220,7 @@ impl Catalog {
                     });
                     copies.collect::<Vec<_>>()
                 };
-                shard.iter().flat_map(of_block).collect()
+                shard.iter().map(|(id, block)| (id, &**block)).flat_map(of_block).collect()
             };
             for (name, copy) in copies {
                 withdrawn += u64::from(self.drop_ssd(&name, &copy, Loss::Removed));
@@ -240,8 +240,9 @@ impl Catalog {
         }
         let (adopted, is_first) = {
             let mut shard = self.shard(&id);
-            let block =
-                shard.entry(id).or_insert_with(|| Block::empty(entry.content, entry.root, None));
+            let block = shard
+                .entry(id)
+                .or_insert_with(|| Block::empty(entry.content, entry.root, None).into());
             let free = block.occupied(entry.name.part.part).is_none();
             // A copy that was carried on may lie in its old segment too: it is one copy, and it stays.
             let generation = entry.generation;

@@ -6,7 +6,6 @@ use crate::{
     metrics,
     tiers::ssd::{Adoption, FooterEntry, SsdCopy},
 };
-use larder_proto::event::Shard;
 use std::{collections::HashSet, sync::Arc};
 use tokio::{task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
@@ -73,16 +72,11 @@ async fn take_in(
         (entry, producer, copy)
     };
     let records: Vec<_> = records.into_iter().map(of_entry).collect();
-    // Shard by shard, whose tables fit a processor's cache as the whole catalog does not: measured, a third of
-    // the time. Of one shard in the order in which they were written.
-    let mut order: Vec<usize> = (0..records.len()).collect();
-    order.sort_by_key(|at| Shard::of(&records[*at].0.name.part.key));
     let catalog = Arc::clone(&tiering.catalog);
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {
-        for (taken, at) in (1usize..).zip(order) {
-            let (entry, producer, copy) = &records[at];
-            catalog.adopt(entry, producer, copy.clone());
+        for (taken, (entry, producer, copy)) in (1usize..).zip(records) {
+            catalog.adopt(&entry, &producer, copy);
             if taken.is_multiple_of(AT_ONCE) {
                 tokio::task::yield_now().await;
             }
