@@ -39,7 +39,11 @@ use larder_proto::{
 };
 use parking_lot::Mutex;
 use std::{fs, io, path::Path, sync::Arc, time::Duration};
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::{
+    runtime::Runtime,
+    task::JoinHandle,
+    time::{Instant, MissedTickBehavior, interval},
+};
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -121,12 +125,10 @@ pub async fn run(config: NodeConfig, context: Context) -> Result<(), TaskError> 
 
     let mut tasks = Tasks::new(context.stop.clone());
     let stop = tasks.stop();
+    let threads = SessionThreads::start()?;
     for link in links {
-        let stop = stop.clone();
-        tasks.spawn("session", async move {
-            link.run(stop).await;
-            Ok::<(), TaskError>(())
-        });
+        let running = threads.spawn(link.run(stop.clone()));
+        tasks.spawn("session", async move { running.await.map_err(TaskError::from) });
     }
     for listener in [Listener::Tcp(data), local] {
         let (node, stop) = (Arc::clone(&node), stop.clone());
@@ -179,6 +181,32 @@ pub async fn run(config: NodeConfig, context: Context) -> Result<(), TaskError> 
     let outcome = tasks.run(context.stop_grace).await;
     drop(state); // Locked to the very end.
     Ok(outcome?)
+}
+
+/// Threads for the sessions with masters alone. The kernel shares cores out among threads, so masters hear of
+/// changes in time however many requests wait for the threads of the data plane.
+struct SessionThreads(Option<Runtime>);
+
+impl SessionThreads {
+    fn start() -> io::Result<Self> {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        // Two, so that a command that takes its time does not keep a session from being served.
+        builder.worker_threads(2).thread_name("larder-session").enable_all();
+        Ok(Self(Some(builder.build()?)))
+    }
+
+    #[expect(clippy::expect_used, reason = "only `drop` takes the runtime")]
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+        self.0.as_ref().expect("it is there until it is dropped").spawn(task)
+    }
+}
+
+impl Drop for SessionThreads {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background(); // The sessions have ended, or the process is about to.
+        }
+    }
 }
 
 /// Opens all paths; what earlier lives left there is adopted while the node serves.
