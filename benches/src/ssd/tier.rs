@@ -5,7 +5,6 @@
 
 use super::plan::{Cell, Op, Plan};
 use crate::{child::own_cpu_seconds, content, error::BenchError, figures::Leg};
-use futures_util::{StreamExt, stream::FuturesUnordered};
 use larder_proto::{
     ContentFingerprint, Generation, LayoutFingerprint, PartName, PartNumber,
     checksum::{ChunkSums, DEFAULT_CHUNK},
@@ -33,7 +32,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -83,12 +82,11 @@ struct Record {
 #[derive(Debug)]
 pub(super) struct Tier {
     arena: Arc<Arena>,
-    path: Arc<SsdPath>,
+    writer: Writer,
     catalog: Arc<Catalog>,
     tiering: Arc<Tiering>,
-    next: AtomicU64,
     /// What a leg reads, round and round.
-    records: VecDeque<Record>,
+    records: Arc<VecDeque<Record>>,
     capacity: u64,
     running: JoinSet<()>,
     stop: CancellationToken,
@@ -154,41 +152,47 @@ impl Tier {
         let tiering = Tiering::new(Arc::clone(&catalog), paths, settings, Arc::new(NoHost));
         let (mut running, stop) = (JoinSet::new(), CancellationToken::new());
         running.spawn(Arc::clone(&tiering).run(vec![adoption], stop.clone()));
-        let (next, records) = (AtomicU64::new(0), VecDeque::new());
-        Ok(Self { arena, path, catalog, tiering, next, records, capacity, running, stop, dir })
+        let (next, records) = (Arc::default(), Arc::default());
+        let writer = Writer { path, next };
+        Ok(Self { arena, writer, catalog, tiering, records, capacity, running, stop, dir })
     }
 
-    /// Records one behind the other, as many at a time as the cell says, until `length` is over.
+    /// Records one behind the other, as many at a time as the cell says, until `length` is over. Each of them in a
+    /// task of its own, as a node has it: what proves a record keeps no other from being asked for.
     pub(super) async fn leg(&self, cell: Cell, length: Duration) -> Result<Leg, BenchError> {
-        match cell.op {
-            Op::Write => {
-                let templates = self.templates(cell)?;
-                self.run(cell, length, templates, async |_, template: Template| {
-                    let number = self.next.fetch_add(1, Ordering::Relaxed);
-                    self.append(number, &template).await?;
-                    Ok(template)
-                })
-                .await
-            }
-            Op::Read => {
-                let slots = vec![(); cell.depth];
-                self.run(cell, length, slots, async |at: usize, ()| {
-                    let Record { name, copy } = &self.records[at % self.records.len()];
-                    let room = self.arena.allocate(cell.len).ok_or_else(no_room)?;
-                    // Proves name, place and checksum of the record.
-                    self.path.read(name, copy, room).await.map_err(failed)?;
-                    Ok(())
-                })
-                .await
-            }
+        let mut work: Vec<Work> = match cell.op {
+            Op::Write => self.templates(cell)?.into_iter().map(Work::Write).collect(),
+            Op::Read => (0..cell.depth).map(|_| Work::Read(Arc::clone(&self.records))).collect(),
+        };
+        let (begin, cpu) = (Instant::now(), own_cpu_seconds());
+        let turn = Arc::new(AtomicUsize::new(0));
+        let mut tasks = JoinSet::new();
+        for work in work.drain(..) {
+            let (writer, arena, turn) =
+                (self.writer.clone(), Arc::clone(&self.arena), Arc::clone(&turn));
+            tasks.spawn(async move {
+                let mut bytes = 0;
+                while begin.elapsed() < length {
+                    let at = turn.fetch_add(1, Ordering::Relaxed);
+                    writer.one(&work, at, &arena, cell.len).await?;
+                    bytes += cell.len as u64;
+                }
+                Ok::<_, BenchError>(bytes)
+            });
         }
+        let mut bytes = 0;
+        while let Some(done) = tasks.join_next().await {
+            bytes += done??;
+        }
+        let (wall, cpu_seconds) = (begin.elapsed(), own_cpu_seconds() - cpu);
+        Ok(Leg { bytes, wall, cpu_seconds, latencies: Vec::new() })
     }
 
     /// Writes every file once over: a cache disk is full nearly always, and a file that was only set aside
     /// is slower to write and faster to read.
     pub(super) async fn write_once_over(&mut self, cell: Cell) -> Result<(), BenchError> {
         self.write_records(cell, self.capacity / cell.len as u64).await?;
-        self.records.clear();
+        self.records = Arc::default();
         Ok(())
     }
 
@@ -198,16 +202,18 @@ impl Tier {
     }
 
     async fn write_records(&mut self, cell: Cell, count: u64) -> Result<(), BenchError> {
-        self.records.clear();
+        self.records = Arc::default();
         let templates = self.templates(Cell { depth: 1, ..cell })?;
+        let mut records = VecDeque::new();
         for _ in 0..count {
-            let number = self.next.fetch_add(1, Ordering::Relaxed);
-            let copy = self.append(number, &templates[0]).await?;
-            self.records.push_back(Record { name: name(number), copy });
-            if self.records.len() as u64 > self.kept(cell) {
-                self.records.pop_front(); // One that is held keeps its segment from being used again.
+            let number = self.writer.next.fetch_add(1, Ordering::Relaxed);
+            let copy = self.writer.append(number, &templates[0]).await?;
+            records.push_back(Record { name: name(number), copy });
+            if records.len() as u64 > self.kept(cell) {
+                records.pop_front(); // One that is held keeps its segment from being used again.
             }
         }
+        self.records = Arc::new(records);
         Ok(())
     }
 
@@ -235,8 +241,8 @@ impl Tier {
     /// Puts parts as fast as memory takes them, without a look at the disk, and reads back what was announced.
     pub(super) async fn push(&self, cell: Cell) -> Result<Pushed, BenchError> {
         let count = self.kept(cell);
-        let first = self.next.fetch_add(count, Ordering::Relaxed);
-        let counters = self.path.counters();
+        let first = self.writer.next.fetch_add(count, Ordering::Relaxed);
+        let counters = self.writer.path.counters();
         let written = || counters.written_bytes.load(Ordering::Relaxed);
         let tiering = self.tiering.counters();
         let counts = || {
@@ -252,7 +258,7 @@ impl Tier {
         let (committed, refused) = (counts().0 - counted.0, counts().1 - counted.1);
         // Others take the place of what still lies in memory too.
         let others = (self.arena.capacity_bytes() / cell.len as u64).max(1);
-        let from = self.next.fetch_add(others, Ordering::Relaxed);
+        let from = self.writer.next.fetch_add(others, Ordering::Relaxed);
         let catalog = Arc::clone(&self.catalog);
         spawn_blocking(move || put_all(&catalog, from..from + others, cell.len)).await??;
         self.tiering.settled().await;
@@ -276,13 +282,6 @@ impl Tier {
         let put_gb_per_s = gb(count * cell.len as u64) / took;
         let written_gb_per_s = gb(while_put) / took;
         Ok(Pushed { committed, refused, readable, put_gb_per_s, written_gb_per_s })
-    }
-
-    async fn append(&self, number: u64, template: &Template) -> Result<SsdCopy, BenchError> {
-        let Template { part, info } = template;
-        let generation = Generation { incarnation: LIFE, counter: u64::MAX - number };
-        let info = PartInfo { generation, ..info.clone() };
-        self.path.append(&name(number), &info, part).await.map_err(failed)
     }
 
     fn templates(&self, cell: Cell) -> Result<Vec<Template>, BenchError> {
@@ -310,41 +309,59 @@ impl Tier {
             .collect()
     }
 
-    /// Keeps as many requests in flight as there are pieces of `memory`.
-    async fn run<M>(
-        &self,
-        cell: Cell,
-        length: Duration,
-        memory: Vec<M>,
-        request: impl AsyncFn(usize, M) -> Result<M, BenchError>,
-    ) -> Result<Leg, BenchError> {
-        let mut next = 0;
-        let mut place = || {
-            next += 1;
-            next - 1
-        };
-        let (begin, cpu) = (Instant::now(), own_cpu_seconds());
-        let mut bytes = 0;
-        let mut in_flight = FuturesUnordered::new();
-        in_flight.extend(memory.into_iter().map(|memory| request(place(), memory)));
-        while let Some(done) = in_flight.next().await {
-            let memory = done?;
-            bytes += cell.len as u64;
-            if begin.elapsed() < length {
-                in_flight.push(request(place(), memory));
-            }
-        }
-        let (wall, cpu_seconds) = (begin.elapsed(), own_cpu_seconds() - cpu);
-        Ok(Leg { bytes, wall, cpu_seconds, latencies: Vec::new() })
-    }
-
     /// Ends the tier and removes its folder.
     pub(super) async fn remove(self) -> Result<(), BenchError> {
-        let Self { mut running, stop, dir, path, tiering, records, .. } = self;
+        let Self { mut running, stop, dir, writer, tiering, records, .. } = self;
         stop.cancel();
         while running.join_next().await.is_some() {}
-        drop((records, tiering, path));
+        drop((records, tiering, writer));
         dir.close().map_err(BenchError::io("remove the folder of the bench"))
+    }
+}
+
+/// Writes and reads records of the path.
+#[derive(Debug, Clone)]
+struct Writer {
+    path: Arc<SsdPath>,
+    next: Arc<AtomicU64>,
+}
+
+/// What one of the tasks of a leg does again and again.
+#[derive(Debug)]
+enum Work {
+    Write(Template),
+    /// One of these, each in its turn.
+    Read(Arc<VecDeque<Record>>),
+}
+
+impl Writer {
+    async fn one(
+        &self,
+        work: &Work,
+        at: usize,
+        arena: &Arc<Arena>,
+        len: usize,
+    ) -> Result<(), BenchError> {
+        match work {
+            Work::Write(template) => {
+                let number = self.next.fetch_add(1, Ordering::Relaxed);
+                self.append(number, template).await?;
+            }
+            Work::Read(records) => {
+                let Record { name, copy } = &records[at % records.len()];
+                let room = arena.allocate(len).ok_or_else(no_room)?;
+                // Proves name, place and checksum of the record.
+                self.path.read(name, copy, room).await.map_err(failed)?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn append(&self, number: u64, template: &Template) -> Result<SsdCopy, BenchError> {
+        let Template { part, info } = template;
+        let generation = Generation { incarnation: LIFE, counter: u64::MAX - number };
+        let info = PartInfo { generation, ..info.clone() };
+        self.path.append(&name(number), &info, part).await.map_err(failed)
     }
 }
 
