@@ -45,7 +45,7 @@ pub const CATALOG_EVENTS_TOTAL: &str = "larder_node_catalog_events_total";
 pub const NOTICE_LAG_SECONDS: &str = "larder_node_notice_lag_seconds";
 
 /// What became of parts that were offered to ssds, and of reads from there. Label `event`: `offered`,
-/// `committed`, `refused`, `loaded`, `failed_load`, `withdrawn`; and what was taken in of earlier lives:
+/// `committed`, `refused` (for want of room or of a healthy path, or because it is `too_long`), `loaded`, `failed_load`, `withdrawn`; and what was taken in of earlier lives:
 /// `adopted_record`, `adopted_segment`, `adopted_path` (its adoption has ended).
 pub const TIERING_EVENTS_TOTAL: &str = "larder_node_tiering_events_total";
 /// Ssd paths of which something of an earlier life may still be taken in: 0 when the node is as warm as it gets.
@@ -141,13 +141,14 @@ pub fn catalog_events(node: &Node) -> [(&'static str, u64); 15] {
 }
 
 /// The ssd tier's counts, by their label.
-pub fn tiering_events(tiering: &Tiering) -> [(&'static str, u64); 6] {
+pub fn tiering_events(tiering: &Tiering) -> [(&'static str, u64); 7] {
     let counters = tiering.counters();
     let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     [
         ("offered", value(&counters.offered)),
         ("committed", value(&counters.committed)),
         ("refused", value(&counters.refused)),
+        ("too_long", value(&counters.too_long)),
         ("loaded", value(&counters.loaded)),
         ("failed_load", value(&counters.failed_loads)),
         ("withdrawn", value(&counters.withdrawn)),

@@ -224,7 +224,9 @@ impl CommandSink for Node {
         let mut on_ssd = Vec::new();
         let evicted = self.catalog.remove(&eviction, &mut on_ssd);
         if let Some(tiering) = &self.tiering {
-            tiering.forget(on_ssd).await;
+            tiering.forget(on_ssd).await.map_err(|error| {
+                format!("removed, but a restart would bring copies on an ssd back: {error}")
+            })?;
         }
         Ok(evicted)
     }

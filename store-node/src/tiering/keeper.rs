@@ -42,8 +42,11 @@ pub(super) async fn run(tiering: Arc<Tiering>, member: Arc<Member>, stop: Cancel
             }
         };
         if stop.run_until_cancelled(step).await.is_none() {
-            return;
+            break;
         }
+    }
+    if let Some(path) = member.path() {
+        path.stop_waiting();
     }
 }
 
@@ -92,7 +95,7 @@ impl Tiering {
             self.catalog.evict_from_ssd(name, copy);
         }
         // Descendants that went with them lie in other segments.
-        self.forget(Vec::new()).await;
+        let _ = self.forget(Vec::new()).await; // Said in the log; nobody was told that they are gone for good.
         Ok(())
     }
 

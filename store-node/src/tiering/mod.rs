@@ -29,6 +29,7 @@ use crate::{
 use larder_proto::{Generation, PartName};
 use std::{
     collections::HashMap,
+    io,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -69,6 +70,7 @@ pub struct TieringCounters {
     pub offered: AtomicU64,
     pub committed: AtomicU64,
     pub refused: AtomicU64,
+    pub too_long: AtomicU64,
     pub loaded: AtomicU64,
     pub failed_loads: AtomicU64,
     pub withdrawn: AtomicU64,
@@ -232,7 +234,10 @@ impl Tiering {
 
     /// Makes removals by command durable: none of these copies comes back. A path that fails meanwhile is
     /// fenced, and what it holds is never adopted again.
-    pub async fn forget(&self, mut gone: Vec<OnSsd>) {
+    ///
+    /// # Errors
+    /// A path could not note it, and the node cannot remember that: a restart would bring the copies back.
+    pub async fn forget(&self, mut gone: Vec<OnSsd>) -> io::Result<()> {
         // What nobody could name any more goes with it.
         gone.extend(self.catalog.take_left_behind());
         let mut of_path: HashMap<usize, (Vec<_>, Vec<_>)> = HashMap::new();
@@ -248,27 +253,34 @@ impl Tiering {
                 }
             }
         }
+        let mut all = Ok(());
         for (index, (placed, unplaced)) in of_path {
-            self.forget_on(&self.members[index], &placed, &unplaced).await;
+            all = all.and(self.forget_on(&self.members[index], &placed, &unplaced).await);
         }
+        all
     }
 
     /// `unplaced` may yet be written to this path, or to what takes its place.
-    async fn forget_on(&self, member: &Member, placed: &[Generation], unplaced: &[Generation]) {
+    async fn forget_on(
+        &self,
+        member: &Member,
+        placed: &[Generation],
+        unplaced: &[Generation],
+    ) -> io::Result<()> {
         loop {
             // Kept to the end: while it is, nothing takes its place.
             let Some(path) = member.path() else {
                 match member.missed(unplaced, true) {
-                    true => return,
+                    true => return Ok(()),
                     false => continue, // It was taken in meanwhile.
                 }
             };
             if let Err(error) = path.remove([placed, unplaced].concat()).await {
                 tracing::warn!(%error, "removals could not be noted on a path");
                 member.missed(unplaced, false);
-                let _ = self.note_failed(&path.settings().name); // Said in the log.
+                return self.note_failed(&path.settings().name);
             }
-            return;
+            return Ok(());
         }
     }
 }

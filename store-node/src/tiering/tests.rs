@@ -23,7 +23,7 @@ use larder_proto::{
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use std::{collections::BTreeSet, io, path::Path, time::Duration};
+use std::{collections::BTreeSet, io, path::Path, sync::atomic::AtomicBool, time::Duration};
 use tokio::{task::JoinSet, time::Instant};
 
 const PART: usize = 3 * PAGE + 17;
@@ -34,6 +34,7 @@ struct Life {
     catalog: Arc<Catalog>,
     tiering: Arc<Tiering>,
     failures: Arc<parking_lot::Mutex<Vec<String>>>,
+    forgetful: Arc<AtomicBool>,
     /// Numbers of parts that only take room.
     others: AtomicU64,
     _writer: JoinSet<()>,
@@ -43,6 +44,8 @@ struct Life {
 struct Host {
     disks: Vec<Simulated>,
     failures: Arc<parking_lot::Mutex<Vec<String>>>,
+    /// Nothing more can be remembered.
+    forgetful: Arc<AtomicBool>,
 }
 
 impl PathHost for Host {
@@ -52,6 +55,9 @@ impl PathHost for Host {
     }
 
     fn note_failed(&self, dir: &Path) -> io::Result<()> {
+        if self.forgetful.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
         let (mut failures, dir) = (self.failures.lock(), dir.display().to_string());
         if !failures.contains(&dir) {
             failures.push(dir);
@@ -97,7 +103,9 @@ impl Life {
         let host = Host {
             disks: disks.iter().map(|disk| (*disk).clone()).collect(),
             failures: Arc::clone(&failures),
+            forgetful: Arc::default(),
         };
+        let forgetful = Arc::clone(&host.forgetful);
         let (mut paths, mut adoptions) = (Vec::new(), Vec::new());
         for (n, disk) in disks.iter().enumerate() {
             let settings = PathSettings {
@@ -125,8 +133,8 @@ impl Life {
         }
         let mut writer = JoinSet::new();
         writer.spawn(writer::run(Arc::clone(&tiering), CancellationToken::new()));
-        let life =
-            Self { catalog, tiering, failures, others: AtomicU64::new(1_000_000), _writer: writer };
+        let others = AtomicU64::new(1_000_000);
+        let life = Self { catalog, tiering, failures, forgetful, others, _writer: writer };
         life.keep().await;
         life
     }
@@ -234,7 +242,7 @@ impl Life {
     async fn remove(&self, filter: Eviction) -> u64 {
         let mut on_ssd = Vec::new();
         let evicted = self.catalog.remove(&filter, &mut on_ssd);
-        self.tiering.forget(on_ssd).await;
+        self.tiering.forget(on_ssd).await.unwrap();
         evicted.blocks
     }
 
@@ -411,8 +419,43 @@ async fn a_copy_that_a_crash_left_in_two_segments_is_kept_by_every_restart() {
     for generation in 2..5 {
         let life = Life::begin(&[&disk], Options { life: generation, ..Options::default() }).await;
         assert!(life.get(1).await, "life {generation}");
-        life.tiering.forget(Vec::new()).await; // As with the next removal by command.
+        life.tiering.forget(Vec::new()).await.unwrap(); // As with the next removal by command.
     }
+}
+
+#[tokio::test]
+async fn a_removal_that_nobody_can_remember_is_not_acknowledged() {
+    let disk = disk(14);
+    let life = Life::begin(&[&disk], Options::default()).await;
+    life.put_on_ssd(1, None).await;
+    disk.fail(true);
+    life.forgetful.store(true, Ordering::Relaxed);
+    let mut on_ssd = Vec::new();
+    life.catalog.remove(&Eviction { keys: vec![key(1)], ..all() }, &mut on_ssd);
+    let forgotten = life.tiering.forget(on_ssd).await;
+    assert_eq!(forgotten.unwrap_err().kind(), io::ErrorKind::StorageFull);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tier_that_is_told_to_stop_waits_for_no_segment() {
+    let disk = disk(15);
+    // All that is put goes to the ssd, which has no room that nobody makes.
+    let options = Options { admit: Admit::All, arena_pages: 256, ..Options::default() };
+    let life = Life::begin(&[&disk], options).await;
+    let (tiering, stop) = (Arc::clone(&life.tiering), CancellationToken::new());
+    for n in 1..=40 {
+        assert!(life.put(n, None));
+    }
+    for _ in 0..100 {
+        tokio::task::yield_now().await; // Until writes wait for a segment.
+    }
+    assert!(tiering.queued_bytes() > 0);
+    stop.cancel();
+    for member in tiering.members() {
+        keeper::run(Arc::clone(&tiering), Arc::clone(member), stop.clone()).await;
+    }
+    tokio::time::timeout(Duration::from_secs(60), tiering.settled()).await.expect("it ends");
+    assert!(tiering.counters().refused.load(Ordering::Relaxed) > 0, "and says what it left out");
 }
 
 #[tokio::test]

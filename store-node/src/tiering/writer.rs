@@ -128,7 +128,8 @@ async fn write(tiering: Arc<Tiering>, offer: Offer, permit: OwnedSemaphorePermit
                 load.measured(before, began.elapsed().as_secs_f64());
                 break Some((path, copy));
             }
-            Err(SsdError::Busy | SsdError::TooLong | SsdError::Fenced(_)) => {}
+            Err(SsdError::TooLong) => tiering.too_long(&info),
+            Err(SsdError::Busy | SsdError::Fenced(_)) => {}
             Err(error) => tracing::debug!(%error, part = %name, "write to an ssd"),
         }
     };
@@ -179,6 +180,17 @@ impl Tiering {
             }
         }
         Some(best)
+    }
+
+    /// A part is longer than a segment can hold: said once, counted always.
+    fn too_long(&self, info: &larder_proto::frame::PartInfo) {
+        if self.counters.too_long.fetch_add(1, Ordering::Relaxed) == 0 {
+            let len = info.len;
+            tracing::warn!(
+                len,
+                "a part is too long for a segment (ssd.segment): such parts stay off ssds"
+            );
+        }
     }
 
     /// Makes a written copy part of the catalog.

@@ -23,7 +23,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -89,6 +89,7 @@ pub struct SsdPath {
     pub(super) changed: Notify,
     /// A segment is ready, or none will be.
     ready: Notify,
+    stopping: AtomicBool,
     pub(super) counters: Arc<PathCounters>,
 }
 
@@ -176,6 +177,7 @@ impl SsdPath {
             removals,
             changed: Notify::new(),
             ready: Notify::new(),
+            stopping: AtomicBool::new(false),
             counters,
         })
     }
@@ -252,11 +254,17 @@ impl SsdPath {
         self.changed.notified().await;
     }
 
+    /// Nobody makes segments ready any more: who waits for one need not.
+    pub fn stop_waiting(&self) {
+        self.stopping.store(true, Ordering::Release);
+        self.ready.notify_waiters();
+    }
+
     /// Writes a part that lies in the arena. It is there, and readable, when this returns. Waits for a
     /// segment that is being made ready; how much may wait is the caller's to bound.
     ///
     /// # Errors
-    /// `TooLong`; otherwise the disk failed, and the path is fenced.
+    /// `TooLong`; `Busy` at the end of the tier; otherwise the disk failed, and the path is fenced.
     pub async fn append(
         self: &Arc<Self>,
         name: &PartName,
@@ -267,7 +275,7 @@ impl SsdPath {
         loop {
             let ready = self.ready.notified();
             match self.append_bytes(name, info, payload.clone()).await {
-                Err(SsdError::Busy) => ready.await,
+                Err(SsdError::Busy) if !self.stopping.load(Ordering::Acquire) => ready.await,
                 outcome => return outcome,
             }
         }
@@ -306,6 +314,9 @@ impl SsdPath {
         name: &PartName,
         info: &PartInfo,
     ) -> Result<(Arc<Segment>, super::segment::Place), SsdError> {
+        if !Segment::can_hold(self.settings.segment_bytes, name, info) {
+            return Err(SsdError::TooLong); // And the open segment stays as it is.
+        }
         loop {
             let (segment, place) = {
                 let mut state = self.state.lock();
@@ -321,11 +332,6 @@ impl SsdPath {
                 let place = open.place(name, info);
                 if place.is_none() {
                     state.open = None;
-                    if open.used_pages() <= 1 {
-                        // An empty segment is too short for it: so is every other.
-                        state.open = Some(open);
-                        return Err(SsdError::TooLong);
-                    }
                 }
                 (open, place)
             };
@@ -357,6 +363,7 @@ impl SsdPath {
     /// # Errors
     /// The disk failed, and the path is fenced; or it is fenced.
     pub async fn prepare(self: &Arc<Self>) -> Result<bool, SsdError> {
+        self.begin_log().await?;
         let (slot, sequence, is_new) = {
             let mut state = self.state.lock();
             if state.health != Health::Healthy {
@@ -395,6 +402,18 @@ impl SsdPath {
         drop(not_wanted);
         self.ready.notify_waiters();
         Ok(true)
+    }
+
+    /// Makes the removal log of this life. A full disk has none: the first removal tries again.
+    async fn begin_log(&self) -> Result<(), SsdError> {
+        let oldest = self.state.lock().uses.iter().flatten().min().copied().unwrap_or(0);
+        let begun = async {
+            match self.removals.begin(&self.folder, oldest).await {
+                Err(error) if is_full(&error) => Ok(()),
+                begun => begun,
+            }
+        };
+        self.in_time(begun).await
     }
 
     /// A segment of an earlier life, with its footer: the next to be reclaimed in its turn.

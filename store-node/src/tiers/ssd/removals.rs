@@ -1,7 +1,10 @@
 //! The removal log: copies that were taken back for good, and must not come back with a restart.
 //!
-//! A file of pages, each written once and synced before the removal is acknowledged, so no page that was
-//! acknowledged is ever written over. When a file is full, what still matters of it goes to a new one.
+//! Two files with the same pages, each page written once and synced in both before the removal is acknowledged,
+//! so no page that was acknowledged is ever written over. A page that is bad in one file is read from the other:
+//! damage of either brings nothing back. One that is bad in both, with none behind it, was torn by a power loss,
+//! and nobody was told of it. When a log is full, what still matters of it goes to a new one. A log is made
+//! with the path, so that a removal finds its place on a disk that has become full.
 
 use super::{
     format::{REMOVALS_PER_PAGE, Removal, Unreadable, removal_page, removals_of},
@@ -9,10 +12,10 @@ use super::{
 };
 use larder_proto::Generation;
 use std::{collections::HashSet, io, sync::Arc};
-use tokio::sync::Mutex;
+use tokio::{sync::Mutex, try_join};
 
-/// Pages of a log that are free when it is begun.
-const SPARE_PAGES: u64 = 64;
+/// Pages of a log that are free when it is begun: so many removals, at least, until another one is made.
+const SPARE_PAGES: u64 = 128;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -21,21 +24,23 @@ pub(super) struct RemovalLog(Mutex<Log>);
 #[derive(Debug, Default)]
 struct Log {
     number: u64,
-    /// None before the first removal of this life: then the files of earlier ones are `old`.
-    file: Option<Arc<dyn File>>,
+    /// None until a log of this life is begun: then the files of earlier ones are `old`.
+    files: Option<[Arc<dyn File>; 2]>,
     next_page: u64,
     live: Vec<Removal>,
     old: Vec<String>,
 }
 
-fn log_name(number: u64) -> String {
-    format!("removals-{number:06}")
+/// The two files of a log.
+fn log_names(number: u64) -> [String; 2] {
+    [format!("removals-{number:06}"), format!("removals-{number:06}-twin")]
 }
 
-/// The number of a log file, if it is one.
+/// The number of the log that a file belongs to, if it does.
 pub(super) fn log_number(name: &str) -> Option<u64> {
-    let number = name.strip_prefix("removals-")?.parse().ok()?;
-    (log_name(number) == name).then_some(number)
+    let number = name.strip_prefix("removals-")?;
+    let number = number.strip_suffix("-twin").unwrap_or(number).parse().ok()?;
+    log_names(number).iter().any(|one| one == name).then_some(number)
 }
 
 /// What the logs of a path say.
@@ -50,35 +55,73 @@ pub(super) struct Removed {
 /// Reads all logs of a folder. Waits for the disk.
 pub(super) fn read_all(folder: &dyn Folder, mut numbers: Vec<u64>) -> Result<Removed, ReadFailed> {
     numbers.sort_unstable();
-    let (mut live, mut damaged) = (Vec::new(), false);
+    numbers.dedup();
+    let (mut live, mut old, mut damaged) = (Vec::new(), Vec::new(), false);
     for number in &numbers {
-        let file = folder.open(&log_name(*number))?;
-        let mut torn = false;
-        for page in 0..file.len() / PAGE as u64 {
-            let into: Box<dyn ReadBuffer> = Box::new(AlignedBuffer::zeroed(PAGE));
-            let mut got = file.read(page * PAGE as u64, vec![into]).wait()?;
-            let mut bytes = got.pop();
-            let bytes = bytes.as_mut().map(|bytes| bytes.bytes_mut()).unwrap_or_default();
-            match removals_of(bytes) {
-                // Only the last page can be torn, and then nobody was told of it.
-                Ok(removals) => {
-                    damaged |= torn;
-                    live.extend(removals);
+        let mut files = Vec::new();
+        for name in log_names(*number) {
+            match read_file(folder, &name) {
+                Ok(bytes) => {
+                    files.push(bytes);
+                    old.push(name);
                 }
-                Err(Unreadable::Absent(_)) if bytes.iter().all(|byte| *byte == 0) => break,
-                Err(newer @ Unreadable::Newer { .. }) => return Err(ReadFailed::Format(newer)),
-                Err(_) => torn = true,
+                // One that was written before there were twins, or whose twin is lost.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error.into()),
             }
+        }
+        let pages = files.iter().map(|file| file.len() / PAGE).max().unwrap_or(0);
+        let (mut gap, mut repaired) = (false, 0);
+        for at in 0..pages {
+            let said: Result<Vec<_>, _> = files.iter().map(|file| said(file, at)).collect();
+            let said: Vec<_> = said.map_err(ReadFailed::Format)?.into_iter().flatten().collect();
+            if at == 0 && said.is_empty() && !live.is_empty() {
+                break; // The log before it was to go on here, and is complete.
+            }
+            repaired += u64::from(!said.is_empty() && said.len() < files.len());
+            // Only the last page can be torn, and then nobody was told of it.
+            damaged |= gap && !said.is_empty();
+            gap |= said.is_empty();
+            live.extend(said.into_iter().flatten());
+        }
+        if repaired > 0 {
+            tracing::warn!(
+                number,
+                repaired,
+                "pages of a removal log are damaged: read from its twin"
+            );
         }
     }
     let generations = live.iter().map(|removal| removal.generation).collect();
-    let log = Log {
-        number: numbers.last().copied().unwrap_or(0),
-        live,
-        old: numbers.into_iter().map(log_name).collect(),
-        ..Log::default()
-    };
+    let mut once = HashSet::new();
+    live.retain(|removal| once.insert(removal.generation));
+    let number = numbers.last().copied().unwrap_or(0);
+    let log = Log { number, live, old, ..Log::default() };
     Ok(Removed { log: RemovalLog(Mutex::new(log)), generations, damaged })
+}
+
+fn read_file(folder: &dyn Folder, name: &str) -> io::Result<AlignedBuffer> {
+    let file = folder.open(name)?;
+    let len = usize::try_from(file.len()).map_err(io::Error::other)? / PAGE * PAGE;
+    if len == 0 {
+        return Ok(AlignedBuffer::zeroed(0));
+    }
+    let into: Box<dyn ReadBuffer> = Box::new(AlignedBuffer::zeroed(len));
+    let got = file.read(0, vec![into]).wait()?.pop().map(|buffer| buffer.into_any().downcast());
+    match got {
+        Some(Ok(buffer)) => Ok(*buffer),
+        _ => unreachable!("a driver gives back the buffers it got"),
+    }
+}
+
+/// What a page of a file says; nothing if it is blank, damaged or not there. Of a newer format: nobody may go on.
+fn said(file: &[u8], at: usize) -> Result<Option<Vec<Removal>>, Unreadable> {
+    let Some(bytes) = file.get(at * PAGE..(at + 1) * PAGE) else { return Ok(None) };
+    match removals_of(bytes) {
+        Ok(removals) => Ok(Some(removals)),
+        Err(newer @ Unreadable::Newer { .. }) => Err(newer),
+        Err(_) => Ok(None),
+    }
 }
 
 /// Why the logs could not be read.
@@ -111,13 +154,23 @@ impl RemovalLog {
             return Ok(());
         }
         log.live.extend_from_slice(&removals);
-        match log.file.clone() {
-            Some(file) if log.next_page + pages(&removals) <= file.len() / PAGE as u64 => {
-                write_pages(&file, log.next_page, &removals).await?;
+        let room = |[file, twin]: &[Arc<dyn File>; 2]| file.len().min(twin.len()) / PAGE as u64;
+        match log.files.clone() {
+            Some(files) if log.next_page + pages(&removals) <= room(&files) => {
+                write_both(&files, log.next_page, &removals).await?;
                 log.next_page += pages(&removals);
                 Ok(())
             }
             _ => log.begin_anew(folder, oldest).await,
+        }
+    }
+
+    /// Makes the log of this life, if there is none yet. Arguments as of [`Self::append`].
+    pub(super) async fn begin(&self, folder: &Arc<dyn Folder>, oldest: u64) -> io::Result<()> {
+        let mut log = self.0.lock().await;
+        match log.files {
+            Some(_) => Ok(()),
+            None => log.begin_anew(folder, oldest).await,
         }
     }
 
@@ -132,18 +185,32 @@ impl Log {
     /// Writes what still matters to a new file; the old ones go only when it is safe.
     async fn begin_anew(&mut self, folder: &Arc<dyn Folder>, oldest: u64) -> io::Result<()> {
         self.live.retain(|removal| removal.sequence >= oldest);
-        self.number += 1;
-        let (name, at) = (log_name(self.number), Arc::clone(folder));
+        let number = self.number + 1;
         let len = (pages(&self.live) + SPARE_PAGES) * PAGE as u64;
-        let create = {
-            let name = name.clone();
-            move || at.create(&name, len)
+        let at = Arc::clone(folder);
+        let create = move || {
+            let [file, twin] = log_names(number);
+            let file = at.create(&file, len)?;
+            match at.create(&twin, len) {
+                Ok(twin) => Ok([file, twin]),
+                Err(error) => {
+                    let _ = at.remove(&log_names(number)[0]); // A full disk: it is tried again.
+                    Err(error)
+                }
+            }
         };
-        let file = tokio::task::spawn_blocking(create).await.map_err(io::Error::other)??;
+        let files = tokio::task::spawn_blocking(create).await.map_err(io::Error::other)??;
+        self.number = number;
         // A file's space may hold anything: the end of the log has to be seen.
         let blank = AlignedBuffer::zeroed(usize::try_from(len).unwrap_or(usize::MAX)).freeze();
-        file.write(0, vec![blank]).await?;
-        write_pages(&file, 0, &self.live).await?;
+        let [file, twin] = &files;
+        try_join!(file.write(0, vec![blank.clone()]), twin.write(0, vec![blank]))?;
+        // The first page comes last: a log that has it is complete.
+        let (first, rest) = self.live.split_at(self.live.len().min(REMOVALS_PER_PAGE));
+        if !rest.is_empty() {
+            write_both(&files, 1, rest).await?;
+        }
+        write_both(&files, 0, first).await?;
         let (at, old) = (Arc::clone(folder), std::mem::take(&mut self.old));
         let tidy = move || {
             at.sync()?;
@@ -151,14 +218,21 @@ impl Log {
         };
         tokio::task::spawn_blocking(tidy).await.map_err(io::Error::other)??;
         self.next_page = pages(&self.live);
-        self.old = vec![name];
-        self.file = Some(file);
+        self.old = log_names(number).to_vec();
+        self.files = Some(files);
         Ok(())
     }
 }
 
 fn pages(removals: &[Removal]) -> u64 {
     removals.len().div_ceil(REMOVALS_PER_PAGE) as u64
+}
+
+/// In both files, or the removal is not acknowledged.
+async fn write_both(files: &[Arc<dyn File>; 2], at: u64, removals: &[Removal]) -> io::Result<()> {
+    let [file, twin] = files;
+    try_join!(write_pages(file, at, removals), write_pages(twin, at, removals))?;
+    Ok(())
 }
 
 async fn write_pages(file: &Arc<dyn File>, at: u64, removals: &[Removal]) -> io::Result<()> {

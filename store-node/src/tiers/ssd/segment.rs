@@ -77,6 +77,12 @@ impl Segment {
         self.path.upgrade()
     }
 
+    /// Whether a segment of so many bytes can hold a record of this part.
+    pub(super) fn can_hold(segment_bytes: u64, name: &PartName, info: &PartInfo) -> bool {
+        let record = RecordHeader::pages(name, info) as u64 + info.len.div_ceil(PAGE as u64);
+        1 + record + closing_pages(1) <= segment_bytes / PAGE as u64
+    }
+
     /// Space for a record, or `None`: the segment takes no more.
     pub(super) fn place(&self, name: &PartName, info: &PartInfo) -> Option<Place> {
         let header_pages = RecordHeader::pages(name, info);

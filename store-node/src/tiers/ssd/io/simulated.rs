@@ -146,6 +146,19 @@ impl Simulated {
         content.synced[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
+    /// Cuts a file off.
+    pub(crate) fn truncate(&self, name: &str, len: usize) {
+        let mut device = self.0.lock();
+        let content = device.files.get_mut(name).unwrap();
+        content.now.truncate(len);
+        content.synced.truncate(len);
+    }
+
+    /// Takes a file away.
+    pub(crate) fn lose(&self, name: &str) {
+        self.0.lock().files.remove(name).unwrap();
+    }
+
     pub(crate) fn bytes(&self, name: &str) -> Vec<u8> {
         self.0.lock().files[name].now.clone()
     }
