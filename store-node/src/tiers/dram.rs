@@ -97,8 +97,9 @@ impl Extent {
 
 impl Drop for Extent {
     fn drop(&mut self) {
-        self.arena.allocator.lock().free(self.allocation);
+        // In this order: who gets the space next counts it after us, so that no sum exceeds the capacity.
         self.arena.used_pages.fetch_sub(u64::from(self.pages), Ordering::Relaxed);
+        self.arena.allocator.lock().free(self.allocation);
     }
 }
 
