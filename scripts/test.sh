@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds everything and runs all tests. `--long` adds those that take minutes: tests marked
-# `#[ignore]`, and more cases for each property.
+# `#[ignore]`, more cases for each property, and more interleavings.
 #
 # A cold build compiles RocksDB and llama.cpp: about 17 minutes on two idle cores, once.
 set -euo pipefail
@@ -11,7 +11,10 @@ cd "$(dirname "$0")/.."
 more=()
 case "${1:-}" in
     '') ;;
-    --long) more=(-- --include-ignored); export PROPTEST_CASES=${PROPTEST_CASES:-4096} ;;
+    --long)
+        more=(-- --include-ignored)
+        export PROPTEST_CASES=${PROPTEST_CASES:-4096} LOOM_MAX_PREEMPTIONS=${LOOM_MAX_PREEMPTIONS:-4}
+        ;;
     *) echo "usage: scripts/test.sh [--long]" >&2; exit 2 ;;
 esac
 
@@ -24,3 +27,6 @@ stage test cargo test --release --workspace --no-fail-fast ${more[@]+"${more[@]}
 # A workspace of its own, see proto/fuzz/Cargo.toml; each harness runs for a moment.
 stage fuzz env CARGO_TARGET_DIR="$PWD/target/fuzz" \
     cargo test --release --manifest-path proto/fuzz/Cargo.toml
+# A workspace of its own as well: half a minute when it is cold, ten seconds otherwise.
+stage loom env CARGO_TARGET_DIR="$PWD/target/loom" \
+    cargo test --release --locked --manifest-path store-node/loom/Cargo.toml

@@ -192,6 +192,9 @@ fn keep_first(outcome: &mut Result<(), RunError>, next: Result<(), RunError>) {
 pub struct Signals {
     terminate: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
+    /// Nobody waits for it. A file that would grow beyond the limit of the process (RLIMIT_FSIZE) is an error of
+    /// that write then, where it would end the process without a word.
+    _too_large: tokio::signal::unix::Signal,
 }
 
 impl Signals {
@@ -203,6 +206,7 @@ impl Signals {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
+            _too_large: signal(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw()))?,
         })
     }
 

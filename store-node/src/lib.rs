@@ -19,6 +19,7 @@ pub mod node;
 mod pull;
 pub mod service;
 pub mod state;
+mod sync;
 pub mod tiering;
 pub mod tiers;
 pub mod transfer;

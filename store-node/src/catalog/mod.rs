@@ -31,6 +31,7 @@ pub use tiers::{Admit, Audit, Offer};
 use crate::{
     eviction::{Order, Policy, Unit, UseClock},
     inventory::{BlockState, Change, ChangeLog, command::Evicted, log::Loss},
+    sync::{Mutex, MutexGuard},
     tiers::{
         dram::{Arena, DramCopy},
         ssd::SsdCopy,
@@ -45,7 +46,6 @@ use larder_proto::{
     ids::{Incarnation, TenantId},
     part::PartRef,
 };
-use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::HashMap,
     sync::{

@@ -3,6 +3,7 @@
 use super::{BlockId, Catalog, Loss, OnSsd};
 use crate::{
     eviction::{Proposal, Unit, Verdict},
+    sync::Mutex,
     tiers::dram::WritableExtent,
 };
 use larder_proto::Tier;
@@ -115,7 +116,7 @@ impl Catalog {
 
     /// Bytes that eviction could free now: those of blocks that nobody reads or writes.
     pub fn evictable_bytes(&self) -> u64 {
-        let of_shard = |shard: &parking_lot::Mutex<super::Blocks>| {
+        let of_shard = |shard: &Mutex<super::Blocks>| {
             let shard = shard.lock();
             let idle = shard.values().filter(|block| !block.is_in_use());
             idle.flat_map(|block| block.all_stored())

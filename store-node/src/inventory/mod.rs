@@ -8,15 +8,18 @@
 //! master delays nobody, and no code here asks which of them leads.
 
 pub mod command;
+mod filter;
 pub mod log;
 pub mod part_sets;
 pub mod publisher;
 pub mod session;
 pub mod terms;
+pub mod view;
 
 pub use command::{CommandSink, Evicted, Eviction};
 pub use log::{Age, Change, ChangeLog, Loss};
 pub use part_sets::{BlockState, PartSets, SetId, SetsFull};
-pub use publisher::{Identity, Inventory, Vitals};
+pub use publisher::Identity;
 pub use session::{LinkBoard, Shared, links};
 pub use terms::{TermGate, TermStore};
+pub use view::{Inventory, Vitals};

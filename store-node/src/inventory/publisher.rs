@@ -21,6 +21,7 @@
 use super::{
     log::{Age, ChangeLog, Digests},
     part_sets::{BlockState, PartSets, SetId},
+    view::{Inventory, Vitals},
 };
 use bytes::Bytes;
 use larder_proto::{
@@ -37,26 +38,6 @@ use std::{
 
 /// Version of the session protocol.
 pub const PROTOCOL: u32 = 1;
-
-/// What the catalog lets a publisher see. Short: it runs under the lock of one shard.
-pub trait Inventory: Send + Sync + 'static {
-    /// All blocks of a shard, and the number of the last change that they include: the log's head, read
-    /// under the shard's lock.
-    fn snapshot(&self, shard: Shard) -> (u64, Vec<(BlockKey, BlockState)>);
-    /// Figures for the heartbeat.
-    fn vitals(&self) -> Vitals;
-}
-
-/// What a heartbeat tells besides digests.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Vitals {
-    /// Bytes of all tiers in use.
-    pub used_bytes: u64,
-    /// Blocks held.
-    pub blocks: u64,
-    /// The node takes nothing new and is about to leave.
-    pub draining: bool,
-}
 
 /// What the node says of itself in a greeting.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -12,8 +12,9 @@
 use super::{
     command::{CommandSink, Eviction},
     log::{Age, ChangeLog},
-    publisher::{Action, Identity, Input, Inventory, Limits, Progress, Publisher, SessionError},
+    publisher::{Action, Identity, Input, Limits, Progress, Publisher, SessionError},
     terms::{Refusal, TermGate},
+    view::Inventory,
 };
 use crate::metrics::notice_lag;
 use futures_util::FutureExt;

@@ -10,15 +10,12 @@
 //!
 //! Allocation is O(1) (two-level segregated fit over pages). A part takes whole pages.
 
+use crate::sync::{AtomicU64, Counted, Mutex};
 use larder_client::memory::{PAGE, SharedMemory};
 use offset_allocator::{Allocation, Allocator};
-use parking_lot::Mutex;
 use std::{
     io,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
 };
 
 /// One arena: the memory that clients of one isolation domain may map.
@@ -133,13 +130,13 @@ impl WritableExtent {
         // What a device writes are whole pages, and nobody else's old bytes shall go with them.
         let len = self.0.len;
         self.pages_mut()[len..].fill(0);
-        DramCopy(Arc::new(self.0))
+        DramCopy(Counted::new(self.0))
     }
 }
 
 /// Bytes of a part in the arena: immutable, and in place until the last clone is dropped.
 #[derive(Debug, Clone)]
-pub struct DramCopy(Arc<Extent>);
+pub struct DramCopy(Counted<Extent>);
 
 impl DramCopy {
     /// The bytes.
@@ -171,10 +168,10 @@ impl DramCopy {
         u64::from(self.0.pages) * PAGE as u64
     }
 
-    /// Whether somebody besides the holder of this clone still reads the bytes. Exact when the holder
-    /// alone can make clones, as the catalog does under its shard lock.
+    /// Whether somebody besides the holder of this clone still reads the bytes. A no is certain while nobody
+    /// else can clone *this* clone, as under the catalog's shard lock: whoever clones another was counted.
     pub fn is_shared(&self) -> bool {
-        Arc::strong_count(&self.0) > 1
+        Counted::strong_count(&self.0) > 1
     }
 
     /// Flips one bit in place: what a failing memory does. For tests of everything that verifies.

@@ -12,9 +12,8 @@
 //! the leases; there is no second list that must agree.
 
 use super::Process;
-use crate::catalog::PartRead;
+use crate::{catalog::PartRead, sync::Mutex};
 use larder_proto::PartName;
-use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     sync::{
