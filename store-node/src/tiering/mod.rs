@@ -275,7 +275,11 @@ impl Tiering {
                     false => continue, // It was taken in meanwhile.
                 }
             };
-            if let Err(error) = path.remove([placed, unplaced].concat()).await {
+            let noted = match path.remove(placed.to_vec()).await {
+                Ok(()) => path.remove_unwritten(unplaced.to_vec()).await,
+                failed => failed,
+            };
+            if let Err(error) = noted {
                 tracing::warn!(%error, "removals could not be noted on a path");
                 member.missed(unplaced, false);
                 return self.note_failed(&path.settings().name);

@@ -214,7 +214,7 @@ impl Member {
                 seat.missed.clone()
             };
             let noted = missed.len();
-            path.remove(missed).await?;
+            path.remove_unwritten(missed).await?;
             self.seat.lock().missed.drain(..noted);
         }
         self.changed.notify_one();

@@ -1,9 +1,10 @@
 //! Machines that forbid things, and folders that are taken.
 
 use crate::bed::{is_exact, keys, put};
+use larder_proto::control::NodeStatusReply;
 use larder_tests::{
     machine::{mount, with_own_mounts, without_io_uring},
-    node::{Node, adopted, client, master, on_ssd, ssds},
+    node::{Node, adopted, client, master, on_ssd, ssds, tier},
 };
 use std::{io, path::Path};
 
@@ -111,4 +112,23 @@ async fn a_folder_in_use_is_refused_by_its_name_and_left_alone() {
     for key in &all {
         assert!(is_exact(&at, *key).await);
     }
+}
+
+/// F12: the limit of the process stood below what a file was to be.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_limit_on_file_sizes_costs_the_path_and_not_the_node() {
+    let (dir, ssd) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mut flags = ssds(&[(ssd.path(), "200MiB")], "32MiB");
+    flags.push("--dram.capacity=16MiB".to_owned());
+    let limit = ["prlimit", "--fsize=25165824"]; // Room for the arena, and not for a segment.
+    let node = Node::start_by(&limit, dir.path(), "a", None, &flags).await.unwrap();
+    let fenced = |status: &NodeStatusReply| {
+        let why = tier(status, "ssd").paths[0].fenced_because.clone();
+        why.contains("File too large")
+    };
+    node.until(fenced).await;
+    let at = node.tcp().await;
+    let key = larder_tests::blocks::key(1);
+    assert!(put(&at, key).await && is_exact(&at, key).await);
+    node.stop().await;
 }

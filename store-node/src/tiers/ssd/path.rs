@@ -62,6 +62,10 @@ pub enum Health {
     Fenced(Arc<str>),
 }
 
+/// Segments that may be begun before a part is written that waits for it now. It waits no longer than all that
+/// is queued before it: so many of the shortest segments (1 MiB) hold 64 GiB, more than any queue.
+const SEGMENTS_AHEAD: u64 = 1 << 16;
+
 /// What a path did since the start.
 #[derive(Debug, Default)]
 #[expect(missing_docs, reason = "the names are those of the metrics they feed, documented there")]
@@ -598,6 +602,22 @@ impl SsdPath {
     /// # Errors
     /// The disk failed, and the path is fenced.
     pub async fn remove(self: &Arc<Self>, gone: Vec<Generation>) -> Result<(), SsdError> {
+        self.note_removed(gone, 0).await
+    }
+
+    /// The same of copies that may yet be written here, to whatever segment.
+    ///
+    /// # Errors
+    /// The disk failed, and the path is fenced.
+    pub async fn remove_unwritten(self: &Arc<Self>, gone: Vec<Generation>) -> Result<(), SsdError> {
+        self.note_removed(gone, SEGMENTS_AHEAD).await
+    }
+
+    async fn note_removed(
+        self: &Arc<Self>,
+        gone: Vec<Generation>,
+        ahead: u64,
+    ) -> Result<(), SsdError> {
         if !self.is_healthy() {
             return Err(self.fenced());
         }
@@ -606,6 +626,7 @@ impl SsdPath {
             let oldest = state.uses.iter().flatten().min();
             (state.last_sequence, oldest.copied().unwrap_or(0))
         };
+        let newest = newest.saturating_add(ahead);
         self.in_time(self.removals.append(&self.folder, gone, newest, oldest)).await
     }
 

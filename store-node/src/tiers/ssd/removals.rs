@@ -93,6 +93,8 @@ pub(super) fn read_all(folder: &dyn Folder, mut numbers: Vec<u64>) -> Result<Rem
         }
     }
     let generations = live.iter().map(|removal| removal.generation).collect();
+    // Of two notes of one copy the one that is remembered longer.
+    live.sort_by_key(|removal| std::cmp::Reverse(removal.sequence));
     let mut once = HashSet::new();
     live.retain(|removal| once.insert(removal.generation));
     let number = numbers.last().copied().unwrap_or(0);
@@ -138,7 +140,7 @@ impl From<io::Error> for ReadFailed {
 }
 
 impl RemovalLog {
-    /// Notes removals for good. `newest` is the newest segment there is; removals of copies that lay in
+    /// Notes removals for good. `newest` is the newest segment that the copies may lie in; removals of copies that lay in
     /// segments older than `oldest` are forgotten when a new file is begun.
     pub(super) async fn append(
         &self,

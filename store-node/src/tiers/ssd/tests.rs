@@ -348,6 +348,44 @@ async fn no_damage_to_one_file_of_the_removal_log_brings_anything_back() {
     }
 }
 
+/// A part was removed while it waited to be written, and was written all the same, to a segment that was begun
+/// later: the removal has to be remembered until that one goes.
+#[tokio::test]
+async fn a_removal_outlives_the_segments_of_its_time_if_the_copy_was_not_written_yet() {
+    let device = Simulated::new(16, 64 << 20);
+    let (path, ..) = open(&device, Durability::None).await;
+    let mut held = BTreeMap::new();
+    path.prepare().await.unwrap();
+    held.insert(100, put(&path, 100).await.unwrap());
+    path.remove_unwritten(vec![generation(1)]).await.unwrap();
+    let mut n = 101;
+    while path.sealed_count() < 3 {
+        make_ready(&path, &mut held).await.unwrap();
+        held.insert(n, put(&path, n).await.unwrap());
+        n += 1;
+    }
+    make_ready(&path, &mut held).await.unwrap();
+    put(&path, 1).await.unwrap();
+    // All segments of before are written anew.
+    while let Some(oldest) = path.oldest() {
+        path.disown(&oldest, &[]).await.unwrap();
+        held.retain(|_, copy| !Arc::ptr_eq(copy.segment(), &oldest));
+    }
+    for _ in 0..4 {
+        make_ready(&path, &mut held).await.unwrap();
+        while let Ok(copy) = put(&path, n).await {
+            held.insert(n, copy);
+            n += 1;
+        }
+    }
+    drop((path, held));
+    for round in 0..3 {
+        let (path, found, _) = open(&device, Durability::None).await;
+        assert!(!found.contains_key(&1), "round {round}");
+        path.prepare().await.unwrap(); // Begins a log, which forgets what is over.
+    }
+}
+
 #[tokio::test]
 async fn a_log_that_is_damaged_in_both_files_gives_the_path_up() {
     let device = Simulated::new(14, 64 << 20);
