@@ -15,11 +15,11 @@ use crate::{
     node::Node,
     service::NodeService,
     state::StateDir,
-    tiering::{PathHost, Tiering},
+    tiering::{Member, PathHost, Tiering},
     tiers::{
         dram::Arena,
         ssd::{
-            Adoption, SsdPath,
+            Adoption, PathSettings, SsdPath,
             io::{DiskFolder, DiskOptions, Folder, OpenError},
         },
     },
@@ -38,7 +38,7 @@ use larder_proto::{
     ids::{Incarnation, NodeId},
 };
 use parking_lot::Mutex;
-use std::{fs, io, path::Path, sync::Arc, time::Duration};
+use std::{error::Error, fs, io, path::Path, sync::Arc, time::Duration};
 use tokio::{
     runtime::Runtime,
     task::JoinHandle,
@@ -46,7 +46,7 @@ use tokio::{
 };
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 /// How often gauges are brought up to date.
 const GAUGES: Duration = Duration::from_secs(1);
@@ -72,7 +72,7 @@ pub async fn run(config: NodeConfig, context: Context) -> Result<(), TaskError> 
     let policy = config.dram.policy.build();
     let catalog = Catalog::new(incarnation, arena, policy, config.watermarks(), Arc::clone(&log));
 
-    // Before anybody is told where to connect: a folder that cannot be used ends the start.
+    // Before anybody is told where to connect: a folder that was not meant for this node ends the start.
     let state = Arc::new(state);
     let (tiering, adoptions) = match config.ssd.path.as_slice() {
         [] => (None, Vec::new()),
@@ -209,7 +209,8 @@ impl Drop for SessionThreads {
     }
 }
 
-/// Opens all paths; what earlier lives left there is adopted while the node serves.
+/// Opens all paths; what earlier lives left there is adopted while the node serves. A disk that has failed
+/// does not keep the others from being used: its path is out, as if it had failed while the node ran.
 async fn open_ssds(
     config: &NodeConfig,
     id: NodeId,
@@ -218,34 +219,77 @@ async fn open_ssds(
     context: &Context,
 ) -> Result<(Arc<Tiering>, Vec<Adoption>), TaskError> {
     let failed = state.failed_paths()?;
-    let (mut paths, mut adoptions) = (Vec::new(), Vec::new());
-    for one in &config.ssd.path {
-        let dir = one.dir.clone();
-        context.health.starting(format!("opening {}", dir.display()));
-        let options = config.ssd.disk_options(catalog.arena());
-        let open = move || DiskFolder::open(&dir, &options);
-        let folder = tokio::task::spawn_blocking(open).await??;
+    let disk = config.ssd.disk_options(catalog.arena());
+    let (mut members, mut adoptions) = (Vec::new(), Vec::new());
+    for (index, one) in config.ssd.path.iter().enumerate() {
+        context.health.starting(format!("opening {}", one.dir.display()));
         let keep = !failed.contains(&one.dir);
         let settings = config.ssd.path_settings(one);
-        let opened = SsdPath::open(id, Arc::new(folder), settings, keep).await;
-        let (path, adoption) = opened.map_err(|error| {
-            io::Error::other(format!("open the ssd path {}: {error}", one.dir.display()))
-        })?;
-        if !keep {
-            warn!(path = %one.dir.display(), "the path had failed: it starts empty");
-            state.note_emptied(&one.dir)?;
+        match open_ssd(id, settings.clone(), disk.clone(), keep).await {
+            Ok((path, adoption)) => {
+                if !keep {
+                    warn!(path = %one.dir.display(), "the path had failed: it starts empty");
+                    state.note_emptied(&one.dir)?;
+                }
+                members.push(Member::from(path));
+                adoptions.push(adoption);
+            }
+            Err(NotOpened { why, by_disk: true }) => {
+                let path = one.dir.display();
+                error!(%path, why, "ssd path fenced: it cannot be opened");
+                // Nothing that is removed from now on can be noted there.
+                state.note_failed(&one.dir)?;
+                members.push(Member::out(id, settings, &why));
+            }
+            Err(NotOpened { why, by_disk: false }) => {
+                let dir = one.dir.display();
+                let why = format!("open ssd.path[{index}].dir = {dir}: {why}");
+                return Err(io::Error::other(why).into());
+            }
         }
-        paths.push(path);
-        adoptions.push(adoption);
     }
-    let host = SsdHost {
-        state: Arc::clone(state),
-        options: config.ssd.disk_options(catalog.arena()),
-        noting: Mutex::default(),
-    };
+    let host = SsdHost { state: Arc::clone(state), options: disk, noting: Mutex::default() };
     let settings = config.ssd.tiering();
-    let tiering = Tiering::new(Arc::clone(catalog), paths, settings, Arc::new(host));
+    let tiering = Tiering::new(Arc::clone(catalog), members, settings, Arc::new(host));
     Ok((tiering, adoptions))
+}
+
+/// Why a path is not open.
+struct NotOpened {
+    why: String,
+    /// It is not that somebody named the wrong folder.
+    by_disk: bool,
+}
+
+async fn open_ssd(
+    id: NodeId,
+    settings: PathSettings,
+    disk: DiskOptions,
+    keep: bool,
+) -> Result<(Arc<SsdPath>, Adoption), NotOpened> {
+    let dir = settings.name.clone();
+    let open = move || DiskFolder::open(&dir, &disk);
+    let opened = tokio::task::spawn_blocking(open).await;
+    let opened = opened.map_err(|panicked| NotOpened { why: chain(&panicked), by_disk: false })?;
+    let folder = opened.map_err(|error| {
+        let by_disk = error.is_of_the_disk();
+        NotOpened { why: chain(&error), by_disk }
+    })?;
+    SsdPath::open(id, Arc::new(folder), settings, keep).await.map_err(|error| {
+        let by_disk = error.is_of_the_disk();
+        NotOpened { why: chain(&error), by_disk }
+    })
+}
+
+/// An error with its causes, in one line.
+fn chain(error: &dyn Error) -> String {
+    let mut line = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        line.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    line
 }
 
 /// What the ssd tier needs of this process.
@@ -263,7 +307,7 @@ impl PathHost for SsdHost {
             Err(error @ OpenError::InUse { .. }) => {
                 Err(io::Error::new(io::ErrorKind::ResourceBusy, error))
             }
-            Err(error) => Err(io::Error::other(error)),
+            Err(error) => Err(io::Error::other(chain(&error))),
         }
     }
 

@@ -110,20 +110,23 @@ pub enum LoadError {
 impl Tiering {
     /// Joins a catalog and its paths. What is put and used from now on is offered; nothing is written
     /// before [`Self::run`]. `host` remembers a path that has failed, before anything is acknowledged that
-    /// the path could not note.
+    /// the path could not note. Paths that are out have no adoption.
     pub fn new(
         catalog: Arc<Catalog>,
-        paths: Vec<Arc<SsdPath>>,
+        paths: Vec<impl Into<Member>>,
         settings: TieringSettings,
         host: Arc<dyn PathHost>,
     ) -> Arc<Self> {
-        let writer = Writer::new(settings.queue_bytes, paths.len());
-        let (adopting, _) = watch::channel(paths.len());
-        metrics::adopting_paths(paths.len());
-        let adopted = vec![AdoptionCounts::default(); paths.len()].into();
+        let members: Vec<Arc<Member>> =
+            paths.into_iter().map(|path| Arc::new(path.into())).collect();
+        let writer = Writer::new(settings.queue_bytes, members.len());
+        let paths_in = members.iter().filter(|member| member.path().is_some()).count();
+        let (adopting, _) = watch::channel(paths_in);
+        metrics::adopting_paths(paths_in);
+        let adopted = vec![AdoptionCounts::default(); paths_in].into();
         let tiering = Arc::new(Self {
             catalog,
-            members: paths.into_iter().map(Member::new).collect(),
+            members,
             settings,
             writer,
             counters: TieringCounters::default(),

@@ -6,6 +6,8 @@
 //!                                              +---- cannot be opened +
 //! ```
 //!
+//! A path whose disk fails when the node starts is out from the beginning.
+//!
 //! An [`SsdPath`] that is fenced stays fenced: taking a path in again is a new [`SsdPath`] over the same
 //! folder. What was being done with the old one when it was fenced (a late write, a removal log half
 //! written) must not reach a file of the new one. That is what the lock of the folder is for: it is free
@@ -125,21 +127,37 @@ struct Seat {
     missed: Vec<Generation>,
 }
 
+impl From<Arc<SsdPath>> for Member {
+    fn from(path: Arc<SsdPath>) -> Self {
+        let (settings, counters) = (path.settings().clone(), Arc::clone(path.counters()));
+        Self::of(path.node(), settings, counters, Some(path), "")
+    }
+}
+
 impl Member {
-    pub(super) fn new(path: Arc<SsdPath>) -> Arc<Self> {
-        Arc::new(Self {
-            node: path.node(),
-            settings: path.settings().clone(),
-            counters: Arc::clone(path.counters()),
-            seat: Mutex::new(Seat {
-                path: Some(path),
-                fenced_because: "".into(),
-                missed: Vec::new(),
-            }),
+    /// A path that could not be opened: it is out from the start, for this reason, until it is taken in
+    /// again. Whoever makes one remembers first that what the path holds is given up.
+    pub fn out(node: NodeId, settings: PathSettings, reason: &str) -> Self {
+        Self::of(node, settings, Arc::default(), None, reason)
+    }
+
+    fn of(
+        node: NodeId,
+        settings: PathSettings,
+        counters: Arc<PathCounters>,
+        path: Option<Arc<SsdPath>>,
+        reason: &str,
+    ) -> Self {
+        let seat = Seat { path, fenced_because: reason.into(), missed: Vec::new() };
+        Self {
+            node,
+            settings,
+            counters,
+            seat: Mutex::new(seat),
             changed: Notify::new(),
             readmission: tokio::sync::Mutex::default(),
             scrub: tokio::sync::Mutex::default(),
-        })
+        }
     }
 
     /// How it is used.

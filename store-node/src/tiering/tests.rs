@@ -116,10 +116,13 @@ impl Life {
                 deadline: Duration::from_secs(3),
             };
             let node = NodeId::from_bytes([9; 16]);
-            let opened = SsdPath::open(node, disk.folder(), settings, true).await;
-            let (path, adoption) = opened.unwrap();
-            paths.push(path);
-            adoptions.push(adoption);
+            match SsdPath::open(node, disk.folder(), settings.clone(), true).await {
+                Ok((path, adoption)) => {
+                    paths.push(Member::from(path));
+                    adoptions.push(adoption);
+                }
+                Err(error) => paths.push(Member::out(node, settings, &error.to_string())),
+            }
         }
         let settings = TieringSettings {
             admit: options.admit,

@@ -1,12 +1,13 @@
 //! Machines that forbid things, and folders that are taken.
 
-use crate::bed::{is_exact, keys, put};
-use larder_proto::control::NodeStatusReply;
+use crate::bed::{is_exact, keys, on_disk, put};
+use larder_proto::control::{NodeStatusReply, ReadmitPathRequest, node_client::NodeClient};
 use larder_tests::{
     machine::{mount, with_own_mounts, without_io_uring},
     node::{Node, adopted, client, master, on_ssd, ssds, tier},
 };
-use std::{io, path::Path};
+use std::{fs, io, os::unix::net::UnixListener, path::Path};
+use tonic::{Code, Status};
 
 /// A node here serves, writes to its ssd, and reads from there after a restart. What both lives said of
 /// how they read and write.
@@ -131,4 +132,57 @@ async fn a_limit_on_file_sizes_costs_the_path_and_not_the_node() {
     let key = larder_tests::blocks::key(1);
     assert!(put(&at, key).await && is_exact(&at, key).await);
     node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_that_is_gone_at_the_start_is_fenced_and_comes_back_empty() {
+    let dir = tempfile::tempdir().unwrap();
+    let [first, second] = ["ssd0", "ssd1"].map(|name| dir.path().join(name));
+    let flags = ssds(&[(&first, "64MiB"), (&second, "64MiB")], "1MiB");
+    let node = Node::start(dir.path(), "a", None, &flags).await;
+    let (at, all) = (node.tcp().await, keys(0..60));
+    for key in &all {
+        assert!(put(&at, *key).await);
+    }
+    on_ssd(&at, &all).await;
+    let lost: Vec<_> =
+        on_disk(&first).iter().flat_map(|on| on.records.iter().map(|record| record.key)).collect();
+    assert!(!lost.is_empty() && lost.len() < all.len(), "{} of {}", lost.len(), all.len());
+    drop(at);
+    node.stop().await;
+
+    // Opening a socket gives the same error as opening a device that is gone.
+    fs::remove_file(first.join("LOCK")).unwrap();
+    let gone = UnixListener::bind(first.join("LOCK")).unwrap();
+    let node = Node::start(dir.path(), "a", None, &flags).await;
+    let paths = node.ssd().await.paths;
+    assert!(!paths[0].healthy && paths[1].healthy, "{paths:?}");
+    let why = &paths[0].fenced_because;
+    assert!(why.contains("lock the folder") && why.contains("No such device"), "{why}");
+    let at = node.tcp().await;
+    on_ssd(&at, &all.iter().copied().filter(|key| !lost.contains(key)).collect::<Vec<_>>()).await;
+    for key in &all {
+        assert_eq!(is_exact(&at, *key).await, !lost.contains(key), "{key}");
+    }
+    let again = readmit(&node, &first).await.unwrap_err();
+    let cause = again.message().contains("No such device");
+    assert!(again.code() == Code::FailedPrecondition && cause, "{again}");
+    node.stop().await;
+
+    // The disk is back with all that it held, some of which may have been removed meanwhile.
+    drop(gone);
+    fs::remove_file(first.join("LOCK")).unwrap();
+    let node = Node::start(dir.path(), "a", None, &flags).await;
+    assert!(node.ssd().await.paths[0].healthy);
+    let at = node.tcp().await;
+    for key in lost {
+        assert!(!is_exact(&at, key).await, "{key}");
+    }
+}
+
+async fn readmit(node: &Node, path: &Path) -> Result<(), Status> {
+    let address = format!("http://{}", node.daemon.address("control"));
+    let mut client = NodeClient::connect(address).await.unwrap();
+    let path = path.display().to_string();
+    client.readmit_path(ReadmitPathRequest { path }).await.map(drop)
 }

@@ -186,6 +186,34 @@ async fn a_fence_withdraws_is_remembered_and_readmission_begins_empty() {
     assert_eq!(life.tiering.adoption().0.records, 1 + life.others_on_ssd());
 }
 
+#[tokio::test]
+async fn a_disk_that_fails_at_the_start_keeps_no_other_out_and_may_come_back() {
+    let (dead, disk) = (disk(31), disk(32));
+    let life = Life::begin(&[&dead, &disk], everything()).await;
+    let numbers = 1..=24;
+    for n in numbers.clone() {
+        life.put_on_ssd(n, None).await;
+    }
+    drop(life);
+
+    dead.fail(true);
+    let life = Life::begin(&[&dead, &disk], Options { life: 2, ..everything() }).await;
+    life.tiering.adopted().await;
+    let member = &life.tiering.members()[0];
+    assert!(matches!(member.health(), Health::Fenced(why) if !why.is_empty()));
+    let lost: Vec<_> = numbers.filter(|n| life.tiers(*n).is_empty()).collect();
+    assert!(!lost.is_empty() && lost.len() < 24, "both disks were used: {lost:?}");
+    life.put_on_ssd(50, None).await;
+    let dir = Path::new(DISK);
+    life.tiering.readmit(dir).await.unwrap_err();
+    dead.fail(false);
+    life.tiering.readmit(dir).await.unwrap();
+    assert_eq!(member.health(), Health::Healthy);
+    for n in lost {
+        assert!(!life.get(n).await, "{n}");
+    }
+}
+
 impl Life {
     /// Parts that only took room, and are on an ssd.
     fn others_on_ssd(&self) -> u64 {

@@ -8,7 +8,7 @@
 use super::{
     SsdError,
     format::{FooterEntry, RecordHeader, SegmentHeader, Unreadable},
-    io::{AlignedBuffer, Folder, PAGE, ReadBuffer},
+    io::{AlignedBuffer, Folder, PAGE, ReadBuffer, is_of_the_disk},
     path::{Health, PathCounters, PathSettings, SsdPath, State, slot_name, slot_of},
     removals::{self, ReadFailed, Removed},
     segment::{Segment, SsdCopy},
@@ -56,6 +56,16 @@ pub enum OpenError {
         /// Segments that fit, beside what is kept for the rest.
         slots: u32,
     },
+}
+
+impl OpenError {
+    /// Whether the disk has failed, and not whoever chose the folder.
+    pub fn is_of_the_disk(&self) -> bool {
+        match self {
+            Self::Io(error) => is_of_the_disk(error),
+            Self::Newer { .. } | Self::OfAnotherNode { .. } | Self::TooSmall { .. } => false,
+        }
+    }
 }
 
 /// What an adoption found, by reason.

@@ -4,6 +4,7 @@ use super::{
     Area, File, Folder, PAGE, Pending,
     counts::CountsSoFar,
     file::DiskFile,
+    is_of_the_disk,
     lock::{FolderLock, LOCK_FILE, NotLocked},
     request::{Driver, OpenFile},
     start::{self, DriverChoice, DriverInUse},
@@ -67,6 +68,8 @@ pub enum OpenError {
         path: PathBuf,
         /// Each way, and what it said.
         tried: Vec<String>,
+        /// Whether one of them got as far as the disk, and that has failed.
+        by_disk: bool,
     },
     /// The folder itself.
     #[error("{doing} {}", path.display())]
@@ -78,6 +81,17 @@ pub enum OpenError {
         /// Why not.
         source: io::Error,
     },
+}
+
+impl OpenError {
+    /// Whether the disk has failed, and not whoever chose the folder.
+    pub fn is_of_the_disk(&self) -> bool {
+        match self {
+            Self::InUse { .. } => false,
+            Self::NoDriver { by_disk, .. } => *by_disk,
+            Self::Disk { source, .. } => is_of_the_disk(source),
+        }
+    }
 }
 
 /// Bytes of the file system that a folder lies in.
@@ -128,7 +142,11 @@ impl DiskFolder {
             NotLocked::Io(source) => disk("lock the folder")(source),
         })?);
         let (driver, in_use) = start::first_that_works(folder.as_fd(), &lock, options, ways)
-            .map_err(|tried| OpenError::NoDriver { path: path.to_owned(), tried })?;
+            .map_err(|tried| OpenError::NoDriver {
+                path: path.to_owned(),
+                by_disk: tried.iter().any(|(_, error)| is_of_the_disk(error)),
+                tried: tried.iter().map(start::said).collect(),
+            })?;
         in_use.say(path);
         Ok(Self { path: path.to_owned(), folder, in_use, driver, _lock: lock })
     }

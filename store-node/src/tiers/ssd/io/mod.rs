@@ -147,6 +147,34 @@ pub(super) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
+/// Whether the device or its file system has failed, and not somebody who named the wrong folder or may not
+/// use it. A disk that has no room for as little as a lock counts too: the node can go on without it.
+pub(in crate::tiers::ssd) fn is_of_the_disk(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidData, TimedOut, UnexpectedEof, WriteZero};
+    // What a driver found out by itself, without a word of the kernel.
+    let of_driver = matches!(error.kind(), InvalidData | TimedOut | UnexpectedEof | WriteZero);
+    let of_kernel = |errno| {
+        matches!(
+            errno,
+            libc::EIO
+                | libc::EROFS
+                | libc::ENXIO
+                | libc::ENODEV
+                | libc::ENOMEDIUM
+                | libc::EREMOTEIO
+                | libc::EUCLEAN
+                | libc::EBADMSG
+                | libc::EILSEQ
+                | libc::ESTALE
+                | libc::ENOTCONN
+                | libc::ENOLINK
+                | libc::ESHUTDOWN
+                | libc::EHOSTDOWN
+        )
+    };
+    of_driver || is_full(error) || error.raw_os_error().is_some_and(of_kernel)
+}
+
 fn driver_gone() -> io::Error {
     io::Error::other("the disk driver has ended")
 }

@@ -115,21 +115,30 @@ pub(super) fn ways(choice: DriverChoice) -> Vec<Way> {
     }
 }
 
+/// A way that does not work, and what it said.
+pub(super) type Refused = (Way, io::Error);
+
+/// For people.
+pub(super) fn said((way, error): &Refused) -> String {
+    format!("{way}: {error}")
+}
+
 /// The first way that works, and what those before it said; or what all of them said.
 pub(super) fn first_that_works(
     folder: BorrowedFd<'_>,
     lock: &Arc<FolderLock>,
     options: &DiskOptions,
     ways: &[Way],
-) -> Result<(Arc<dyn Driver>, DriverInUse), Vec<String>> {
+) -> Result<(Arc<dyn Driver>, DriverInUse), Vec<Refused>> {
     let mut refused = Vec::new();
     for way in ways {
         match start(folder, lock, options, *way) {
             Ok((driver, not_locked)) => {
                 let Way { kind, direct, .. } = *way;
+                let refused = refused.iter().map(said).collect();
                 return Ok((driver, DriverInUse { kind, direct, refused, not_locked }));
             }
-            Err(error) => refused.push(format!("{way}: {error}")),
+            Err(error) => refused.push((*way, error)),
         }
     }
     Err(refused)
@@ -170,6 +179,7 @@ fn try_out(driver: &dyn Driver, file: &Arc<OpenFile>) -> io::Result<()> {
     if same {
         Ok(())
     } else {
-        Err(io::Error::other("a page was read otherwise than it was written"))
+        let why = "a page was read otherwise than it was written";
+        Err(io::Error::new(io::ErrorKind::InvalidData, why))
     }
 }

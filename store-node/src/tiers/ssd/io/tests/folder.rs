@@ -1,10 +1,10 @@
 //! What holds for a folder, whichever way it is read and written.
 
 use super::{
-    super::{DiskFolder, DiskOptions, DriverChoice, Folder, OpenError, PAGE},
+    super::{DiskFolder, DiskOptions, DriverChoice, Folder, OpenError, PAGE, is_of_the_disk},
     bed::{content, filled, pattern},
 };
-use std::{io, path::Path};
+use std::{io, os::unix::net::UnixListener, path::Path};
 
 fn open(path: &Path) -> DiskFolder {
     let options = DiskOptions { driver: DriverChoice::Threads, ..DiskOptions::default() };
@@ -102,6 +102,28 @@ fn two_nodes_never_share_a_folder() {
     drop(file);
     ended.wait().unwrap();
     open(dir.path());
+}
+
+#[test]
+fn a_disk_that_fails_is_told_from_a_folder_that_was_not_meant() {
+    let dir = tempfile::tempdir().unwrap();
+    let refused = |path: &Path| DiskFolder::open(path, &DiskOptions::default()).unwrap_err();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    assert!(!refused(&file).is_of_the_disk());
+    assert!(!refused(&file.join("in")).is_of_the_disk());
+    // What a device that is gone says.
+    let _socket = UnixListener::bind(dir.path().join("LOCK")).unwrap();
+    let gone = refused(dir.path());
+    assert!(gone.is_of_the_disk(), "{gone:?}");
+
+    let errors = [(libc::EIO, true), (libc::EROFS, true), (libc::ENOSPC, true)];
+    let mistakes = [libc::EACCES, libc::EPERM, libc::ENOTDIR, libc::ELOOP, libc::EMFILE];
+    let mistakes = mistakes.map(|errno| (errno, false));
+    for (errno, of_the_disk) in errors.into_iter().chain(mistakes) {
+        let error = io::Error::from_raw_os_error(errno);
+        assert_eq!(is_of_the_disk(&error), of_the_disk, "{error}");
+    }
 }
 
 #[test]
