@@ -4,6 +4,7 @@ use crate::{
     advice::AdviceOptions,
     catalog::{Admit, Watermarks},
     eviction::PolicyName,
+    state::is_one_line,
     tiering::{Promote, TieringSettings},
     tiers::{
         dram::Arena,
@@ -337,6 +338,10 @@ impl SsdConfig {
             rules
                 .key(format!("ssd.path[{i}].dir"))
                 .must(one.dir.is_absolute(), "be an absolute path")
+                .must(
+                    one.dir.to_str().is_some_and(is_one_line),
+                    "have no line break or other control character in it",
+                )
                 .must(
                     path[..i].iter().all(|other| other.dir != one.dir),
                     "be another folder than those before it",

@@ -14,7 +14,7 @@ use crate::{
     metrics,
     node::Node,
     service::NodeService,
-    state::StateDir,
+    state::{StateDir, is_one_line, place_of},
     tiering::{Member, PathHost, Tiering},
     tiers::{
         dram::Arena,
@@ -38,7 +38,15 @@ use larder_proto::{
     ids::{Incarnation, NodeId},
 };
 use parking_lot::Mutex;
-use std::{error::Error, fs, io, path::Path, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    error::Error,
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 use tokio::{
     runtime::Runtime,
     task::JoinHandle,
@@ -221,15 +229,38 @@ async fn open_ssds(
     let failed = state.failed_paths()?;
     let disk = config.ssd.disk_options(catalog.arena());
     let (mut members, mut adoptions) = (Vec::new(), Vec::new());
+    let (mut places, mut folders) = (HashMap::new(), Vec::new());
     for (index, one) in config.ssd.path.iter().enumerate() {
         context.health.starting(format!("opening {}", one.dir.display()));
-        let keep = !failed.contains(&one.dir);
+        // Now, while the disk still tells: by this name it is known when it fails.
+        let place = place_of(&one.dir);
+        let refuse = |why: &str| {
+            let dir = one.dir.display();
+            io::Error::other(format!("open ssd.path[{index}].dir = {dir}: {why}"))
+        };
+        if !place.to_str().is_some_and(is_one_line) {
+            let why = format!("it leads to {place:?}, whose name is no line of text");
+            return Err(refuse(&why).into());
+        }
+        let keep = !failed.contain(&place);
         let settings = config.ssd.path_settings(one);
-        match open_ssd(id, settings.clone(), disk.clone(), keep).await {
+        let opened = open_ssd(id, settings.clone(), disk.clone(), keep).await;
+        // Each folder is told from the others by what it is: its path may take another way to it.
+        let folder = fs::metadata(&one.dir).ok().map(|folder| (folder.dev(), folder.ino()));
+        let same = folder.and_then(|_| folders.iter().position(|other| *other == folder));
+        if let Some(other) = same {
+            let of_other = config.ssd.path[other].dir.display();
+            let why = format!(
+                "it is the folder of ssd.path[{other}] ({of_other}); give each path a folder of its own"
+            );
+            return Err(refuse(&why).into());
+        }
+        folders.push(folder);
+        match opened {
             Ok((path, adoption)) => {
                 if !keep {
                     warn!(path = %one.dir.display(), "the path had failed: it starts empty");
-                    state.note_emptied(&one.dir)?;
+                    state.note_emptied(&place)?;
                 }
                 members.push(Member::from(path));
                 adoptions.push(adoption);
@@ -238,17 +269,17 @@ async fn open_ssds(
                 let path = one.dir.display();
                 error!(%path, why, "ssd path fenced: it cannot be opened");
                 // Nothing that is removed from now on can be noted there.
-                state.note_failed(&one.dir)?;
+                state.note_failed(&place)?;
                 members.push(Member::out(id, settings, &why));
             }
             Err(NotOpened { why, by_disk: false }) => {
-                let dir = one.dir.display();
-                let why = format!("open ssd.path[{index}].dir = {dir}: {why}");
-                return Err(io::Error::other(why).into());
+                return Err(refuse(&why).into());
             }
         }
+        places.insert(one.dir.clone(), place);
     }
-    let host = SsdHost { state: Arc::clone(state), options: disk, noting: Mutex::default() };
+    let noting = Mutex::default();
+    let host = SsdHost { state: Arc::clone(state), options: disk, places, noting };
     let settings = config.ssd.tiering();
     let tiering = Tiering::new(Arc::clone(catalog), members, settings, Arc::new(host));
     Ok((tiering, adoptions))
@@ -296,6 +327,8 @@ fn chain(error: &dyn Error) -> String {
 struct SsdHost {
     state: Arc<StateDir>,
     options: DiskOptions,
+    /// By the name of a path: where it was found to be when the node started.
+    places: HashMap<PathBuf, PathBuf>,
     /// Held while the list of failed paths is read and written.
     noting: Mutex<()>,
 }
@@ -313,12 +346,18 @@ impl PathHost for SsdHost {
 
     fn note_failed(&self, dir: &Path) -> io::Result<()> {
         let _alone = self.noting.lock();
-        self.state.note_failed(dir)
+        self.state.note_failed(self.place(dir))
     }
 
     fn note_emptied(&self, dir: &Path) -> io::Result<()> {
         let _alone = self.noting.lock();
-        self.state.note_emptied(dir)
+        self.state.note_emptied(self.place(dir))
+    }
+}
+
+impl SsdHost {
+    fn place<'a>(&'a self, dir: &'a Path) -> &'a Path {
+        self.places.get(dir).map_or(dir, PathBuf::as_path)
     }
 }
 

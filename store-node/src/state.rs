@@ -38,7 +38,9 @@ impl StateDir {
     /// The node's id: made at the first start.
     pub fn node_id(&self) -> io::Result<NodeId> {
         if let Some(text) = read(&self.path, "node_id")? {
-            return text.parse().map_err(|error| bad(&self.path, "node_id", error));
+            return text.parse().map_err(|error| {
+                bad(&self.path, "node_id", format_args!("must be the id of a node: {error}"))
+            });
         }
         let mut bytes = [0; 16];
         rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
@@ -50,9 +52,9 @@ impl StateDir {
     /// A new life: greater than every one before, and on disk when this returns.
     pub fn next_incarnation(&self) -> io::Result<Incarnation> {
         let last = match read(&self.path, "incarnation")? {
-            Some(text) => {
-                Some(text.parse().map_err(|error| bad(&self.path, "incarnation", error))?)
-            }
+            Some(text) => Some(text.parse().map_err(|error| {
+                bad(&self.path, "incarnation", format_args!("must be a whole number: {error}"))
+            })?),
             None => None,
         };
         let next = Incarnation::at_start(last.map(Incarnation));
@@ -62,29 +64,36 @@ impl StateDir {
 
     /// Folders that failed in an earlier life: what they hold may have been removed since, and must not
     /// come back.
-    pub fn failed_paths(&self) -> io::Result<Vec<PathBuf>> {
-        let text = read(&self.path, "failed_paths")?.unwrap_or_default();
-        Ok(text.lines().map(PathBuf::from).collect())
+    pub fn failed_paths(&self) -> io::Result<FailedPaths> {
+        let text = read_whole(&self.path, "failed_paths")?.unwrap_or_default();
+        let folders: Vec<_> = text.lines().map(PathBuf::from).collect();
+        if folders.iter().any(|folder| !folder.is_absolute()) {
+            return Err(bad(&self.path, "failed_paths", "must name one absolute folder a line"));
+        }
+        Ok(FailedPaths(folders))
     }
 
-    /// Notes a folder that has failed.
-    pub fn note_failed(&self, folder: &Path) -> io::Result<()> {
+    /// Notes a folder that has failed, by its [`place_of`].
+    pub fn note_failed(&self, place: &Path) -> io::Result<()> {
         let mut failed = self.failed_paths()?;
-        if !failed.iter().any(|known| known == folder) {
-            failed.push(folder.to_owned());
+        if !failed.0.iter().any(|known| known == place) {
+            failed.0.push(place.to_owned());
         }
         self.write_failed(&failed)
     }
 
     /// A folder was emptied, and may be used again.
-    pub fn note_emptied(&self, folder: &Path) -> io::Result<()> {
+    pub fn note_emptied(&self, place: &Path) -> io::Result<()> {
         let mut failed = self.failed_paths()?;
-        failed.retain(|known| known != folder);
+        failed.0.retain(|known| !is_at(known, place));
         self.write_failed(&failed)
     }
 
-    fn write_failed(&self, failed: &[PathBuf]) -> io::Result<()> {
-        let lines: Vec<_> = failed.iter().map(|folder| folder.display().to_string()).collect();
+    fn write_failed(&self, failed: &FailedPaths) -> io::Result<()> {
+        let lines: Option<Vec<_>> = failed.0.iter().map(|folder| folder.to_str()).collect();
+        let lines = lines.filter(|lines| lines.iter().all(|line| is_one_line(line)));
+        let lines = lines
+            .ok_or_else(|| bad(&self.path, "failed_paths", "a folder's name is no line of text"))?;
         write(&self.path, "failed_paths", &lines.join("\n"))
     }
 
@@ -92,6 +101,36 @@ impl StateDir {
     pub fn terms(&self) -> Box<dyn TermStore> {
         Box::new(TermFile(self.path.clone()))
     }
+}
+
+/// Folders that have failed.
+#[derive(Debug)]
+pub struct FailedPaths(Vec<PathBuf>);
+
+impl FailedPaths {
+    /// Whether this is one of them, however it was called when it failed.
+    pub fn contain(&self, place: &Path) -> bool {
+        self.0.iter().any(|known| is_at(known, place))
+    }
+}
+
+/// The one name of a folder, whatever links and detours its path takes: of that part of it which is there.
+pub fn place_of(dir: &Path) -> PathBuf {
+    let there = dir.ancestors().find_map(|above| Some((above, fs::canonicalize(above).ok()?)));
+    let rest = there.and_then(|(above, place)| Some(place.join(dir.strip_prefix(above).ok()?)));
+    // What is all there gets no separator at its end.
+    rest.map_or_else(|| dir.to_owned(), |place| place.components().collect())
+}
+
+/// An earlier version remembered folders as the configuration called them, and so does this one where a disk
+/// did not even tell where its folder is.
+fn is_at(known: &Path, place: &Path) -> bool {
+    known == place || place_of(known) == place
+}
+
+/// Whether a name can be remembered.
+pub fn is_one_line(name: &str) -> bool {
+    !name.contains(char::is_control)
 }
 
 struct TermFile(PathBuf);
@@ -112,10 +151,19 @@ impl TermStore for TermFile {
 }
 
 fn read(dir: &Path, name: &str) -> io::Result<Option<String>> {
-    match fs::read_to_string(dir.join(name)) {
-        Ok(text) => Ok(Some(text.trim().to_owned())),
+    Ok(read_whole(dir, name)?.map(|text| text.trim().to_owned()))
+}
+
+fn read_whole(dir: &Path, name: &str) -> io::Result<Option<String>> {
+    match fs::read(dir.join(name)) {
+        Ok(bytes) => {
+            String::from_utf8(bytes).map(Some).map_err(|_| bad(dir, name, "must be text (UTF-8)"))
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
+        Err(error) => {
+            let path = dir.join(name);
+            Err(io::Error::new(error.kind(), format!("read {}: {error}", path.display())))
+        }
     }
 }
 
@@ -128,9 +176,9 @@ fn write(dir: &Path, name: &str, text: &str) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-fn bad(dir: &Path, name: &str, error: impl std::fmt::Display) -> io::Error {
+fn bad(dir: &Path, name: &str, rule: impl std::fmt::Display) -> io::Error {
     let path = dir.join(name);
-    io::Error::new(io::ErrorKind::InvalidData, format!("{}: {error}", path.display()))
+    io::Error::new(io::ErrorKind::InvalidData, format!("{} is damaged: {rule}", path.display()))
 }
 
 #[cfg(test)]
@@ -153,5 +201,53 @@ mod tests {
         assert_eq!(state.terms().load().unwrap(), Some(term));
         fs::write(dir.path().join("node_id"), "rubbish").unwrap();
         assert!(state.node_id().is_err(), "no new identity by accident");
+    }
+    #[test]
+    fn a_failed_folder_is_known_by_any_name_and_for_as_long_as_it_is_not_emptied() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(dir.path()).unwrap();
+        let state = StateDir::open(&root.join("state")).unwrap();
+        let [real, link, other] = ["real", "link", "other"].map(|name| root.join(name));
+        for made in [&real, &other] {
+            fs::create_dir(made).unwrap();
+        }
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        let detour = root.join("other/../real");
+        for name in [&real, &link, &detour] {
+            assert_eq!(place_of(name), real);
+        }
+        assert_eq!(place_of(&link.join("new")), real.join("new"), "what is not there yet");
+
+        state.note_failed(&place_of(&link)).unwrap();
+        let knows = |name: &Path| state.failed_paths().unwrap().contain(&place_of(name));
+        assert!(knows(&real) && knows(&link) && knows(&detour) && !knows(&other));
+        state.note_emptied(&place_of(&detour)).unwrap();
+        assert!(!knows(&real) && !knows(&link));
+        // Of an earlier version: as the configuration called it.
+        fs::write(root.join("state/failed_paths"), link.to_str().unwrap()).unwrap();
+        assert!(knows(&real));
+        state.note_emptied(&place_of(&real)).unwrap();
+        assert!(!knows(&link));
+        assert!(state.note_failed(Path::new("/two\nlines")).is_err());
+    }
+
+    #[test]
+    fn a_damaged_file_is_named_with_its_rule() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateDir::open(dir.path()).unwrap();
+        let said = |name: &str, bytes: &[u8]| {
+            fs::write(dir.path().join(name), bytes).unwrap();
+            let error = match name {
+                "incarnation" => state.next_incarnation().unwrap_err(),
+                "failed_paths" => state.failed_paths().unwrap_err(),
+                _ => state.node_id().unwrap_err(),
+            };
+            let (said, file) = (error.to_string(), dir.path().join(name).display().to_string());
+            said.strip_prefix(&file).unwrap_or_else(|| panic!("{said}")).to_owned()
+        };
+        assert!(said("incarnation", b"x").contains("must be a whole number"));
+        assert!(said("node_id", b"x").contains("must be the id of a node"));
+        assert!(said("failed_paths", b"/a\xff").contains("must be text"));
+        assert!(said("failed_paths", b"rubbish").contains("must name one absolute folder a line"));
     }
 }

@@ -1,13 +1,19 @@
 //! Machines that forbid things, and folders that are taken.
 
 use crate::bed::{is_exact, keys, on_disk, put};
-use larder_proto::control::{NodeStatusReply, ReadmitPathRequest, node_client::NodeClient};
+use larder_proto::control::{
+    FencePathRequest, NodeStatusReply, ReadmitPathRequest, node_client::NodeClient,
+};
 use larder_tests::{
     machine::{mount, with_own_mounts, without_io_uring},
     node::{Node, adopted, client, master, on_ssd, ssds, tier},
 };
-use std::{fs, io, os::unix::net::UnixListener, path::Path};
-use tonic::{Code, Status};
+use std::{
+    fs, io,
+    os::unix::{fs::symlink, net::UnixListener},
+    path::Path,
+};
+use tonic::{Code, Status, transport::Channel};
 
 /// A node here serves, writes to its ssd, and reads from there after a restart. What both lives said of
 /// how they read and write.
@@ -180,9 +186,49 @@ async fn a_disk_that_is_gone_at_the_start_is_fenced_and_comes_back_empty() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_folder_is_no_two_paths_and_stays_failed_by_any_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let [real, link] = ["real", "link"].map(|name| dir.path().join(name));
+    fs::create_dir(&real).unwrap();
+    symlink(&real, &link).unwrap();
+    let detour = dir.path().join("link/../real");
+    let start = async |paths: &[&Path]| {
+        let paths: Vec<_> = paths.iter().map(|path| (*path, "64MiB")).collect();
+        Node::start_by(&[], dir.path(), "a", None, &ssds(&paths, "1MiB")).await
+    };
+    for name in [&link, &detour] {
+        let why = start(&[&real, name]).await.unwrap_err().to_string();
+        for word in ["ssd.path[1].dir", name.to_str().unwrap(), "folder of ssd.path[0]"] {
+            assert!(why.contains(word), "{word:?} in {why}");
+        }
+    }
+    let why = start(&[&dir.path().join("a\nb")]).await.unwrap_err().to_string();
+    assert!(why.contains("ssd.path[0].dir") && why.contains("no line break"), "{why}");
+
+    let node = start(&[&link]).await.unwrap();
+    let (at, all) = (node.tcp().await, keys(0..20));
+    for key in &all {
+        assert!(put(&at, *key).await);
+    }
+    on_ssd(&at, &all).await;
+    let path = link.display().to_string();
+    let fence = FencePathRequest { path, reason: "test".to_owned() };
+    assert_eq!(control(&node).await.fence_path(fence).await.unwrap().into_inner().withdrawn, 20);
+    drop(at);
+    node.stop().await;
+    let node = start(&[&detour]).await.unwrap();
+    let at = node.tcp().await;
+    for key in &all {
+        assert!(!is_exact(&at, *key).await, "{key}");
+    }
+}
+
+async fn control(node: &Node) -> NodeClient<Channel> {
+    NodeClient::connect(format!("http://{}", node.daemon.address("control"))).await.unwrap()
+}
+
 async fn readmit(node: &Node, path: &Path) -> Result<(), Status> {
-    let address = format!("http://{}", node.daemon.address("control"));
-    let mut client = NodeClient::connect(address).await.unwrap();
     let path = path.display().to_string();
-    client.readmit_path(ReadmitPathRequest { path }).await.map(drop)
+    control(node).await.readmit_path(ReadmitPathRequest { path }).await.map(drop)
 }
