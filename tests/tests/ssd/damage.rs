@@ -3,11 +3,11 @@
 use crate::bed::{OnDisk, flip, is_exact, keys, on_disk, put};
 use larder_proto::BlockKey;
 use larder_tests::{
-    node::{Node, adopted, client, lookup, master, on_ssd, ssds, tier},
+    node::{Node, adopted, client, lookup, master, on_ssd, ssds, tier, until},
     process::Daemon,
     sim::dice::Dice,
 };
-use std::{collections::BTreeSet, path::Path};
+use std::{collections::BTreeSet, fs, path::Path};
 
 const BLOCKS: u64 = 60;
 
@@ -135,4 +135,56 @@ async fn a_segment_whose_header_is_damaged_is_given_up_and_the_others_are_not() 
     assert_eq!(readable(&node, &lost).await, 0);
     assert_eq!(readable(&node, &stopped.keys).await, stopped.keys.len() - lost.len());
     replaceable(&stopped, node, &lost).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn files_that_a_start_drops_are_counted_by_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let ssd = dir.path().join("ssd");
+    let start = async |capacity: &str, segment: &str| {
+        Node::start(dir.path(), "a", None, &ssds(&[(&ssd, capacity)], segment)).await
+    };
+    let node = start("64MiB", "1MiB").await;
+    let (at, all) = (node.tcp().await, keys(0..120));
+    for key in &all {
+        assert!(put(&at, *key).await);
+    }
+    on_ssd(&at, &all).await;
+    drop(at);
+    node.stop().await;
+    let files: Vec<_> = on_disk(&ssd).into_iter().map(|on| on.file).collect();
+    assert!(files.len() > 8, "{files:?}");
+    flip(&files[0], 16, 3); // Its header.
+    let longer = fs::File::options().write(true).open(&files[1]).unwrap();
+    longer.set_len(3 << 20).unwrap();
+    let lines = |node: &Node| {
+        let lines = node.daemon.logged().into_iter();
+        lines.filter(|line| line.contains("are dropped")).collect::<Vec<_>>()
+    };
+    let said = async |node: &Node| {
+        until("it is in the log", async || !lines(node).is_empty()).await;
+        let lines = lines(node);
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        format!("{} ", lines[0])
+    };
+    let has = |said: &str, words: &[&str]| {
+        words.iter().for_each(|word| assert!(said.contains(word), "{word} in {said:?}"));
+    };
+    let node = start("64MiB", "1MiB").await;
+    has(
+        &said(&node).await,
+        &["WARN", " files=2 ", " wrong_length=1 ", " damaged_header=1 ", " other_length=0 "],
+    );
+    node.stop().await;
+    let node = start("9MiB", "1MiB").await; // Room for five.
+    let line = said(&node).await;
+    assert!(line.contains(" damaged_header=0 ") && !line.contains(" beyond_capacity=0 "), "{line}");
+    node.stop().await;
+    let left = on_disk(&ssd).len();
+    assert!(left > 0);
+    let node = start("64MiB", "2MiB").await;
+    has(&said(&node).await, &[&format!(" files={left} "), &format!(" other_length={left} ")]);
+    node.stop().await;
+    let node = start("64MiB", "2MiB").await;
+    assert_eq!(lines(&node), [""; 0]);
 }

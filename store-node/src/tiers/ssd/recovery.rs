@@ -114,9 +114,40 @@ struct Slots {
     found: Vec<(u32, SegmentHeader)>,
     /// Files without a header that means anything.
     blank: Vec<u32>,
-    damaged: u64,
+    dropped: Dropped,
     /// Files of another length, or beyond the capacity.
     odd: Vec<String>,
+}
+
+/// Files that may have held records and are dropped, by reason: what was cached there is lost, so that is said.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Dropped {
+    /// Whole ones, written with another `ssd.segment`.
+    other_length: u64,
+    /// Whole ones, for which a smaller `capacity` has no room.
+    beyond_capacity: u64,
+    /// Cut short or made longer by somebody else.
+    wrong_length: u64,
+    damaged_header: u64,
+}
+
+impl Dropped {
+    fn files(self) -> u64 {
+        let Self { other_length, beyond_capacity, wrong_length, damaged_header } = self;
+        other_length + beyond_capacity + wrong_length + damaged_header
+    }
+
+    fn say(self, settings: &PathSettings) {
+        let Self { other_length, beyond_capacity, wrong_length, damaged_header } = self;
+        let (path, files) = (settings.name.display(), self.files());
+        if files > 0 {
+            tracing::warn!(
+                %path, files, other_length, beyond_capacity, wrong_length, damaged_header,
+                "segment files are dropped with all that they hold: of another ssd.segment, beyond the capacity, \
+                 of a length that is not theirs, with a damaged header"
+            );
+        }
+    }
 }
 
 impl SsdPath {
@@ -172,6 +203,9 @@ fn open(
         ReadFailed::Io(error) => OpenError::Io(error),
         ReadFailed::Format(why) => OpenError::Newer { file: "the removal log".to_owned(), why },
     })?;
+    if keep && !removed.damaged {
+        slots.dropped.say(&settings); // Otherwise nothing is kept, and that is said.
+    }
     // From here on things are changed.
     for name in &slots.odd {
         folder.remove(name)?;
@@ -226,7 +260,10 @@ fn begin(
         left.push(Segment::begun(Arc::downgrade(&path), slot, nonce, sequence, file));
     }
     left.sort_unstable_by_key(|segment| std::cmp::Reverse(segment.sequence));
-    let counts = AdoptionCounts { damaged_segments: slots.damaged, ..AdoptionCounts::default() };
+    let counts = AdoptionCounts {
+        damaged_segments: slots.dropped.damaged_header,
+        ..AdoptionCounts::default()
+    };
     let adoption =
         Adoption { path: Arc::clone(&path), left: left.into(), removed: generations, counts };
     Ok((path, adoption))
@@ -239,13 +276,25 @@ fn read_headers(
     settings: &PathSettings,
     slots_limit: u32,
 ) -> Result<Slots, OpenError> {
-    let mut slots = Slots { found: Vec::new(), blank: Vec::new(), damaged: 0, odd: Vec::new() };
+    let dropped = Dropped::default();
+    let mut slots = Slots { found: Vec::new(), blank: Vec::new(), dropped, odd: Vec::new() };
     for (name, len) in files {
         let Some(slot) = slot_of(name) else { continue };
         let header = match *len < PAGE as u64 {
             true => Err(Unreadable::Absent("segment header")),
             false => first_page(folder, name)?,
         };
+        let fits = *len == settings.segment_bytes;
+        let dropped = &mut slots.dropped;
+        match &header {
+            Ok(header) if header.segment_bytes != *len => dropped.wrong_length += 1,
+            Ok(_) if !fits => dropped.other_length += 1,
+            Ok(_) if slot >= slots_limit => dropped.beyond_capacity += 1,
+            Ok(_) => {}
+            Err(Unreadable::Absent(_)) if *len < PAGE as u64 => dropped.wrong_length += 1,
+            Err(Unreadable::Absent(_)) => {} // It held nothing any more.
+            Err(_) => dropped.damaged_header += 1,
+        }
         match header {
             Err(why @ Unreadable::Newer { .. }) => {
                 return Err(OpenError::Newer { file: name.clone(), why });
@@ -253,15 +302,9 @@ fn read_headers(
             Ok(header) if header.node != node => {
                 return Err(OpenError::OfAnotherNode { file: name.clone(), owner: header.node });
             }
-            _ if *len != settings.segment_bytes || slot >= slots_limit => {
-                slots.odd.push(name.clone());
-            }
+            _ if !fits || slot >= slots_limit => slots.odd.push(name.clone()),
             Ok(header) if header.segment_bytes == *len => slots.found.push((slot, header)),
-            Ok(_) => slots.blank.push(slot),
-            Err(why) => {
-                slots.damaged += u64::from(!matches!(why, Unreadable::Absent(_)));
-                slots.blank.push(slot);
-            }
+            Ok(_) | Err(_) => slots.blank.push(slot),
         }
     }
     Ok(slots)
@@ -275,7 +318,14 @@ fn first_page(
     let mut got = folder.open(name)?.read(0, vec![into]).wait()?;
     let page = got.pop();
     Ok(page.map_or(Err(Unreadable::Absent("segment header")), |mut page| {
-        SegmentHeader::decode(page.bytes_mut())
+        let bytes = page.bytes_mut();
+        match SegmentHeader::decode(bytes) {
+            // A file that is given up has zeroes there, and so has one that was not begun.
+            Err(Unreadable::Absent(what)) if bytes.iter().any(|byte| *byte != 0) => {
+                Err(Unreadable::Sum(what))
+            }
+            header => header,
+        }
     }))
 }
 
