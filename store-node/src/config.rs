@@ -126,7 +126,8 @@ larder_daemon::settings! {
 larder_daemon::settings! {
     /// The `[ssd]` table.
     pub struct SsdConfig {
-        /// Folders that parts are written to, each best on a disk of its own. None: there is no ssd tier.
+        /// Folders that parts are written to, each best on a disk of its own. None: there is no ssd tier. As a
+        /// flag: `--ssd.path='[{dir = "/mnt/ssd0", capacity = "500GiB"}]'`.
         pub path: Vec<SsdPathConfig>,
         /// Bytes of a segment: the unit that is preallocated, sealed and reclaimed. A path needs room for
         /// four.
@@ -289,6 +290,18 @@ impl SsdConfig {
         }
     }
 
+    /// What a path needs, in whole MiB.
+    fn least_capacity(&self, path: &SsdPathConfig) -> ByteSize {
+        let segment = self.segment.min(ByteSize::gib(4)); // A longer one is refused anyhow.
+        let mut settings =
+            PathSettings { segment_bytes: segment.as_u64(), ..self.path_settings(path) };
+        settings.capacity = (4 * settings.segment_bytes).next_multiple_of(1 << 20);
+        while slots_of(&settings) < 4 {
+            settings.capacity += 1 << 20; // A few times: what is kept beside segments is little.
+        }
+        ByteSize::bytes(settings.capacity)
+    }
+
     /// How a disk is read and written, by requests that mostly use `arena`.
     pub fn disk_options(&self, arena: &Arc<Arena>) -> DiskOptions {
         DiskOptions {
@@ -351,7 +364,11 @@ impl SsdConfig {
                 .must(one.capacity.as_u64() > 0, "be given: the most that the node may take there")
                 .must(
                     one.capacity.as_u64() == 0 || slots_of(&self.path_settings(one)) >= 4,
-                    "be room for four segments (ssd.segment) and 4MiB, or 1 part in 256, beside them",
+                    format_args!(
+                        "be at least {}: room for four segments (ssd.segment) and 4MiB, or 1 part in 256, \
+                         beside them",
+                        self.least_capacity(one)
+                    ),
                 );
         }
     }
@@ -432,6 +449,28 @@ impl DaemonConfig for NodeConfig {
             log: &self.log,
             metrics_listen: Some(&self.metrics.listen),
             stop_grace: self.stop_grace.get(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_capacity_that_is_named_is_the_least_one() {
+        for (segment, least) in [
+            (ByteSize::mib(1), ByteSize::mib(8)),
+            (ByteSize::mib(256), ByteSize::mib(1029)), // 1 part in 256 is more than 4MiB from here on.
+            (ByteSize::gib(4), ByteSize::mib(16_449)),
+        ] {
+            let path = SsdPathConfig { dir: "/ssd".into(), capacity: ByteSize::bytes(1) };
+            let config = SsdConfig { segment, ..SsdConfig::default() };
+            assert_eq!(config.least_capacity(&path), least);
+            let slots = |capacity| {
+                slots_of(&config.path_settings(&SsdPathConfig { capacity, ..path.clone() }))
+            };
+            assert!(slots(least) == 4 && slots(ByteSize::bytes(least.as_u64() - (1 << 20))) < 4);
         }
     }
 }

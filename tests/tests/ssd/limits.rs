@@ -206,6 +206,10 @@ async fn one_folder_is_no_two_paths_and_stays_failed_by_any_name() {
     let why = start(&[&dir.path().join("a\nb")]).await.unwrap_err().to_string();
     assert!(why.contains("ssd.path[0].dir") && why.contains("no line break"), "{why}");
 
+    let small = ssds(&[(&real, "7MiB")], "1MiB");
+    let why = Node::start_by(&[], dir.path(), "a", None, &small).await.unwrap_err().to_string();
+    assert!(why.contains("ssd.path[0].capacity") && why.contains("be at least 8MiB"), "{why}");
+
     let node = start(&[&link]).await.unwrap();
     let (at, all) = (node.tcp().await, keys(0..20));
     for key in &all {
