@@ -9,8 +9,8 @@ use larder_proto::BlockKey;
 ///
 /// All stated conditions must hold, within the tenant of --tenant. Without --yes it shows what would go, and
 /// nothing does. Parts that are being read go as well; their bytes stay until the readers are done. Copies on
-/// ssds do not come back with a restart. A node that is not in session keeps its blocks: then the exit code
-/// is 1.
+/// ssds do not come back with a restart. A node that is not in session keeps its blocks. As long as the master
+/// remembers it (nodes.ttl after its session ended) the exit code is 1; after that nothing tells of it.
 ///
 /// --tier removes only the copies in that tier: of a part that is in memory and on an ssd, the other copy
 /// stays; a part without another copy goes. What was taken from ssds is not written there again for as long as
