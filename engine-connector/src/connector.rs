@@ -129,7 +129,7 @@ impl<C: Connect> Connector<C> {
     /// Matches a prompt, decides what to fetch and waits for it, within the request's budget. The
     /// answer always comes; without help from the cache it says why. `max_new_tokens` is the most
     /// that the answer can add; `reuse` goes to the node with the prompt's blocks, if they are to be
-    /// kept, and with all when the request ends. Dropping the future releases everything.
+    /// kept or nothing is published, and otherwise with all when the request ends. Dropping the future releases everything.
     pub async fn prepare(
         &self,
         prompt: &[u32],

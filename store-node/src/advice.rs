@@ -17,8 +17,10 @@ use tokio_util::sync::CancellationToken;
 
 /// Most blocks of one question: 128 KiB, and as many again for parents.
 const BLOCKS: usize = 4096;
-/// Between two questions: so many blocks a second, at most.
+/// After so many blocks: about as many a second, at most.
 const PAUSE: Duration = Duration::from_secs(1);
+/// What a question costs besides its blocks, in blocks: many small model versions are many questions.
+const QUESTION: usize = 64;
 /// Advice is followed for this long, or for two rounds if those take longer.
 const HOLDS: Duration = Duration::from_secs(600);
 
@@ -38,12 +40,17 @@ pub async fn run(node: Arc<Node>, options: AdviceOptions, stop: CancellationToke
 
 async fn rounds(node: &Node, options: AdviceOptions) {
     let mut told = false;
+    let mut holds = HOLDS.max(options.interval * 2);
     loop {
-        let next = Instant::now() + options.interval;
+        let began = Instant::now();
+        let next = began + options.interval;
         let arena = node.catalog().arena();
         if arena.used_bytes() > arena.capacity_bytes() / 2 {
-            match round(node, options).await {
-                Ok(()) => told = false,
+            match round(node, options, holds).await {
+                Ok(()) => {
+                    told = false;
+                    holds = holds.max(began.elapsed() * 2);
+                }
                 Err(error) if !std::mem::replace(&mut told, true) => {
                     tracing::debug!(%error, "no advice from masters");
                 }
@@ -55,16 +62,16 @@ async fn rounds(node: &Node, options: AdviceOptions) {
 }
 
 /// Asks about every block once.
-async fn round(node: &Node, options: AdviceOptions) -> Result<(), ClientError> {
-    let AdviceOptions { interval, idle } = options;
+async fn round(node: &Node, options: AdviceOptions, holds: Duration) -> Result<(), ClientError> {
+    let idle = options.idle;
     let mut asked = 0;
     for shard in 0..SHARDS {
         let Ok(shard) = u8::try_from(shard) else { break };
         node.catalog().tell_time();
         for question in node.catalog().questions(Shard(shard), idle, BLOCKS) {
             let advice = ask(node, &question).await?;
-            node.catalog().take_advice(&question, &advice, idle, HOLDS.max(interval * 2));
-            asked += question.held.len();
+            node.catalog().take_advice(&question, &advice, idle, holds);
+            asked += question.held.len() + QUESTION;
             if asked >= BLOCKS {
                 asked = 0;
                 sleep(PAUSE).await;

@@ -111,11 +111,12 @@ larder_daemon::settings! {
 
 larder_daemon::settings! {
     /// The `[advice]` table. Masters know which blocks the cluster can miss: those whose ancestors nobody holds any
-    /// more, and those that another node keeps. Such blocks go first, if nobody used them lately.
+    /// more, and those that another node keeps. Such blocks go first, if nobody used them lately and nothing that
+    /// stays follows them: of a chain that several nodes hold whole, the end.
     pub struct AdviceConfig {
         /// Whether to ask.
         pub enabled: bool = true,
-        /// All blocks are asked about once in this time; if there are many, at most 4,096 a second. Not while less
+        /// All blocks are asked about once in this time; if there are many, about 4,096 a second. Not while less
         /// than half of `dram.capacity` is in use.
         pub interval: HumanDuration = HumanDuration::from_secs(30),
         /// Blocks that were used within this time are left alone.

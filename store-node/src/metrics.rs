@@ -45,7 +45,7 @@ pub const CATALOG_EVENTS_TOTAL: &str = "larder_node_catalog_events_total";
 pub const NOTICE_LAG_SECONDS: &str = "larder_node_notice_lag_seconds";
 
 /// What became of parts that were offered to ssds, and of reads from there. Label `event`: `offered`,
-/// `committed`, `refused` (for want of room or of a healthy path, or because it is `too_long`), `loaded`, `failed_load`, `withdrawn`; and what was taken in of earlier lives:
+/// `committed`, `refused`, `too_long` (for a segment, of those refused; once a path that was tried), `loaded`, `failed_load`, `withdrawn`; and what was taken in of earlier lives:
 /// `adopted_record`, `adopted_segment`, `adopted_path` (its adoption has ended).
 pub const TIERING_EVENTS_TOTAL: &str = "larder_node_tiering_events_total";
 /// Ssd paths of which something of an earlier life may still be taken in: 0 when the node is as warm as it gets.

@@ -161,7 +161,9 @@ impl Tier {
     /// task of its own, as a node has it: what proves a record keeps no other from being asked for.
     pub(super) async fn leg(&self, cell: Cell, length: Duration) -> Result<Leg, BenchError> {
         let mut work: Vec<Work> = match cell.op {
-            Op::Write => self.templates(cell)?.into_iter().map(Work::Write).collect(),
+            Op::Write => {
+                self.templates(cell)?.into_iter().map(|one| Work::Write(Box::new(one))).collect()
+            }
             Op::Read => (0..cell.depth).map(|_| Work::Read(Arc::clone(&self.records))).collect(),
         };
         let (begin, cpu) = (Instant::now(), own_cpu_seconds());
@@ -329,7 +331,7 @@ struct Writer {
 /// What one of the tasks of a leg does again and again.
 #[derive(Debug)]
 enum Work {
-    Write(Template),
+    Write(Box<Template>),
     /// One of these, each in its turn.
     Read(Arc<VecDeque<Record>>),
 }

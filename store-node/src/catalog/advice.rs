@@ -4,7 +4,7 @@
 //! when the advice comes are called spare. Spare is what goes first when room is needed and nothing else: what is
 //! being read or is followed by others stays, and a use ends it (see [`crate::eviction`]).
 
-use super::{BlockId, Catalog};
+use super::{Block, BlockId, Catalog};
 use crate::eviction::Unit;
 use larder_proto::{BlockKey, ModelVersion, event::Shard, ids::TenantId};
 use std::{
@@ -86,13 +86,20 @@ impl Catalog {
             places.iter().filter_map(|at| list.get(*at as usize)).map(id).collect()
         };
         // What follows a block that is of no use is of none either. A parent that is not here knows its children.
-        let mut lost = self.with_descendants(of(held, &advice.broken));
         let gone = of(parents, &advice.gone).into_iter().filter(|id| {
             !self.shard(id).get(id).is_some_and(|block| block.is_stored()) // It came meanwhile.
         });
-        lost.extend(self.with_descendants(gone.collect()));
+        let lost = gone.chain(of(held, &advice.broken)).collect();
+        // What is not advised against any more was, perhaps: whoever was to keep it may have lost it.
+        for (at, key) in (0..).zip(held) {
+            if !advice.spare.contains(&at) {
+                let (id, unit) = (id(key), |block: &Block| block.unit.clone());
+                let unit = self.shard(&id).get(&id).and_then(|block| unit(block));
+                unit.into_iter().for_each(|unit| unit.end_advice());
+            }
+        }
         let mut spare = Vec::new();
-        for id in lost.into_iter().rev().chain(of(held, &advice.spare)) {
+        for id in self.with_descendants(lost).into_iter().chain(of(held, &advice.spare)) {
             let shard = self.shard(&id);
             let Some(unit) = shard.get(&id).and_then(|block| block.unit.clone()) else { continue };
             let counts = unit.unused_for(idle, &self.clock) && !unit.is_kept(&self.clock);
@@ -107,20 +114,21 @@ impl Catalog {
         count
     }
 
-    /// These blocks and what follows them here, each after the one it follows.
+    /// These blocks and what follows them here, each before the one it follows: tails first.
     fn with_descendants(&self, heads: Vec<BlockId>) -> Vec<BlockId> {
         let mut seen = BTreeSet::new();
-        let mut left = heads;
+        let mut left: Vec<(BlockId, bool)> = heads.into_iter().map(|id| (id, false)).collect();
         let mut lineage = Vec::new();
-        while let Some(id) = left.pop().filter(|_| lineage.len() < LINEAGE) {
-            if !seen.insert(id) {
-                continue;
+        while let Some((id, followed)) = left.pop() {
+            if followed {
+                lineage.push(id);
+            } else if seen.len() < LINEAGE && seen.insert(id) {
+                left.push((id, true));
+                let shard = self.shard(&id);
+                let children = shard.get(&id).map(|block| block.children.to_vec());
+                let children = children.into_iter().flatten();
+                left.extend(children.map(|key| (BlockId { key, ..id }, false)));
             }
-            if let Some(block) = self.shard(&id).get(&id) {
-                let children = block.children.to_vec().into_iter();
-                left.extend(children.map(|key| BlockId { key, ..id }));
-            }
-            lineage.push(id);
         }
         lineage
     }

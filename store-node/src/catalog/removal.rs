@@ -138,6 +138,10 @@ impl Catalog {
                     block.take_stored(part);
                 }
             }
+            if tier == Tier::Dram && block.is_stored() && !block.tiers().has(Tier::Dram) {
+                // Its place in the policy is stale when it comes back and gets a new one.
+                block.unit = block.unit.as_ref().map(|unit| unit.again());
+            }
             (removal, self.settle(&mut shard, id, Loss::Removed))
         };
         self.let_go(id, orphaned_parent);

@@ -89,6 +89,21 @@ impl Unit {
         })
     }
 
+    /// The same block, without bytes in this tier, under another identity: places that the old one has in an order
+    /// are stale.
+    pub fn again(&self) -> Arc<Self> {
+        let copied = |of: &AtomicU64| AtomicU64::new(of.load(Ordering::Relaxed));
+        Arc::new(Self {
+            id: self.id,
+            bytes: AtomicU64::new(0),
+            last_used: copied(&self.last_used),
+            used_at: AtomicU32::new(self.used_at.load(Ordering::Relaxed)),
+            uses: copied(&self.uses),
+            note: AtomicU64::new(0),
+            wishes: Wishes::default(),
+        })
+    }
+
     /// Notes a use. Lock-free: this is on the path of every read.
     pub fn touch(&self, clock: &UseClock) {
         self.last_used.store(clock.tick(), Ordering::Relaxed);
@@ -128,6 +143,8 @@ impl Unit {
 pub struct UseClock {
     ticks: AtomicU64,
     seconds: AtomicU32,
+    /// By level: wishes to keep that were given before this second of the clock are void.
+    void_before: [AtomicU32; 2],
 }
 
 impl UseClock {
@@ -143,6 +160,15 @@ impl UseClock {
 
     fn seconds(&self) -> u32 {
         self.seconds.load(Ordering::Relaxed)
+    }
+
+    /// Wishes of this level that were given until now are void.
+    fn void(&self, level: KeepLevel) {
+        self.void_before[level as usize].store(self.seconds() + 1, Ordering::Relaxed);
+    }
+
+    fn is_void(&self, level: KeepLevel, given: u32) -> bool {
+        given < self.void_before[level as usize].load(Ordering::Relaxed)
     }
 
     /// What it shows after this time.

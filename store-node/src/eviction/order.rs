@@ -8,7 +8,10 @@
 //! however much was to be kept.
 
 use super::{KeepLevel, Policy, Unit, UseClock, Verdict};
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::VecDeque,
+    sync::{Arc, atomic::Ordering},
+};
 
 /// Where a proposed victim stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,14 +26,12 @@ pub enum Proposal {
 pub struct Order {
     policy: Box<dyn Policy>,
     spare: VecDeque<Arc<Unit>>,
-    /// Wishes to keep, by level, are void if they were given in this second of the clock or before.
-    void_until: [Option<u32>; 2],
 }
 
 impl Order {
     /// An order without blocks.
     pub fn new(policy: Box<dyn Policy>) -> Self {
-        Self { policy, spare: VecDeque::new(), void_until: [None; 2] }
+        Self { policy, spare: VecDeque::new() }
     }
 
     /// Takes a block in: a new one, or a parked one that has no descendants any more.
@@ -43,7 +44,9 @@ impl Order {
 
     /// These were called spare, tail first: they go next, behind those called so before.
     pub fn spare(&mut self, units: impl IntoIterator<Item = Arc<Unit>>) {
-        self.spare.extend(units.into_iter().filter(|unit| !unit.queue(true)));
+        // One that has nothing in this tier stands here when it comes back to it.
+        let here = |unit: &Arc<Unit>| unit.bytes.load(Ordering::Relaxed) > 0;
+        self.spare.extend(units.into_iter().filter(|unit| here(unit) && !unit.queue(true)));
     }
 
     /// Proposes victims to `judge` until `enough` is true or each was proposed; whether it is true.
@@ -74,14 +77,12 @@ impl Order {
         let give_up = KeepLevel::ALL.map(Some);
         for given_up in [None].into_iter().chain(give_up) {
             if let Some(level) = given_up {
-                self.void_until[level as usize] = Some(clock.seconds());
+                clock.void(level);
             }
             let mut kept_any = false;
-            let void_until = self.void_until;
             let is_enough = self.policy.evict(
                 &mut |unit| {
-                    let kept = unit.kept(clock);
-                    if kept.is_some_and(|keep| void_until[keep.level as usize] < Some(keep.given)) {
+                    if unit.is_kept(clock) {
                         kept_any = true;
                         return Verdict::InUse;
                     }
@@ -103,7 +104,13 @@ impl Order {
 
     /// Forgets the blocks that are gone from the catalog.
     pub fn retain(&mut self, alive: &mut dyn FnMut(&Unit) -> bool) {
-        self.spare.retain(|unit| alive(unit));
+        self.spare.retain(|unit| {
+            let stays = alive(unit);
+            if !stays {
+                unit.queue(false);
+            }
+            stays
+        });
         self.policy.retain(alive);
     }
 }

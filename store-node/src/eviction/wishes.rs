@@ -87,6 +87,13 @@ impl Unit {
         self.wishes.spare_since.store(0, Ordering::Relaxed);
     }
 
+    /// Nobody says any more that another one keeps it. What a hint says stays.
+    pub fn end_advice(&self) {
+        if self.wishes.spare_until.load(Ordering::Relaxed) != u32::MAX {
+            self.unspare();
+        }
+    }
+
     /// Notes whether it stands in the queue of spare blocks; whether it did before.
     pub(super) fn queue(&self, stands: bool) -> bool {
         self.wishes.queued.swap(stands, Ordering::Relaxed)
@@ -110,10 +117,10 @@ impl Unit {
         self.kept(clock).is_some()
     }
 
-    /// The wish to keep it, if its time is not over.
+    /// The wish to keep it, if its time is not over and it was not given up.
     pub(super) fn kept(&self, clock: &UseClock) -> Option<Keep> {
         let keep = Keep::unpack(self.wishes.keep.load(Ordering::Relaxed))?;
-        (keep.until > clock.seconds()).then_some(keep)
+        (keep.until > clock.seconds() && !clock.is_void(keep.level, keep.given)).then_some(keep)
     }
 }
 

@@ -241,6 +241,10 @@ impl Tiering {
     /// # Errors
     /// A path could not note it, and the node cannot remember that: a restart would bring the copies back.
     pub async fn forget(&self, mut gone: Vec<OnSsd>) -> io::Result<()> {
+        // An earlier one that nobody could remember first: its copies are named by nobody any more.
+        for member in &self.members {
+            self.remember_failure(member)?;
+        }
         // What nobody could name any more goes with it.
         gone.extend(self.catalog.take_left_behind());
         let mut of_path: HashMap<usize, (Vec<_>, Vec<_>)> = HashMap::new();
@@ -261,6 +265,15 @@ impl Tiering {
             all = all.and(self.forget_on(&self.members[index], &placed, &unplaced).await);
         }
         all
+    }
+
+    /// Notes that a path has failed, if that is still to be noted.
+    fn remember_failure(&self, member: &Member) -> io::Result<()> {
+        if member.not_remembered.load(Ordering::Relaxed) {
+            self.note_failed(&member.settings().name)?;
+            member.not_remembered.store(false, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     /// `unplaced` may yet be written to this path, or to what takes its place.
@@ -285,7 +298,8 @@ impl Tiering {
             if let Err(error) = noted {
                 tracing::warn!(%error, "removals could not be noted on a path");
                 member.missed(unplaced, false);
-                return self.note_failed(&path.settings().name);
+                member.not_remembered.store(true, Ordering::Relaxed);
+                return self.remember_failure(member);
             }
             return Ok(());
         }

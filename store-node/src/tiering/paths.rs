@@ -25,7 +25,10 @@ use parking_lot::Mutex;
 use std::{
     io,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 use tokio::{
@@ -115,6 +118,8 @@ pub struct Member {
     readmission: tokio::sync::Mutex<()>,
     /// Held by a scrub on demand.
     pub(super) scrub: tokio::sync::Mutex<()>,
+    /// It could not note a removal, and the node could not remember that.
+    pub(super) not_remembered: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -157,6 +162,7 @@ impl Member {
             changed: Notify::new(),
             readmission: tokio::sync::Mutex::default(),
             scrub: tokio::sync::Mutex::default(),
+            not_remembered: AtomicBool::new(false),
         }
     }
 
@@ -298,6 +304,7 @@ impl Tiering {
         if let Err(source) = noted.unwrap_or_else(|panicked| Err(io::Error::other(panicked))) {
             return Err(PathError::NotRemembered { dir: dir.to_owned(), source });
         }
+        member.not_remembered.store(false, Ordering::Relaxed); // What could come back is gone.
         if let Err(error) = member.join(path).await {
             let _ = self.note_failed(dir);
             return Err(open(io::Error::other(error).into()));

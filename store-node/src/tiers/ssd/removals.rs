@@ -2,15 +2,16 @@
 //!
 //! Two files with the same pages, each page written once and synced in both before the removal is acknowledged,
 //! so no page that was acknowledged is ever written over. A page that is bad in one file is read from the other:
-//! damage of either brings nothing back. One that is bad in both, with none behind it, was torn by a power loss,
-//! and nobody was told of it. When a log is full, what still matters of it goes to a new one. A log is made
-//! with the path, so that a removal finds its place on a disk that has become full.
+//! damage of either brings nothing back. Removals that need several pages are written from the second page on,
+//! synced, and then the first: a batch without its first page was never acknowledged, however much of it is
+//! there. When a log is full, what still matters of it goes to a new one. A log is made with the path, so
+//! that a removal finds its place on a disk that has become full.
 
 use super::{
     format::{REMOVALS_PER_PAGE, Removal, Unreadable, removal_page, removals_of},
     io::{AlignedBuffer, File, Folder, PAGE, ReadBuffer},
 };
-use larder_proto::Generation;
+use larder_proto::{Generation, ids::Incarnation};
 use std::{collections::HashSet, io, sync::Arc};
 use tokio::{sync::Mutex, try_join};
 
@@ -71,18 +72,22 @@ pub(super) fn read_all(folder: &dyn Folder, mut numbers: Vec<u64>) -> Result<Rem
             }
         }
         let pages = files.iter().map(|file| file.len() / PAGE).max().unwrap_or(0);
-        let (mut gap, mut repaired) = (false, 0);
+        let (mut there, mut repaired) = (Vec::with_capacity(pages), 0);
         for at in 0..pages {
             let said: Result<Vec<_>, _> = files.iter().map(|file| said(file, at)).collect();
             let said: Vec<_> = said.map_err(ReadFailed::Format)?.into_iter().flatten().collect();
-            if at == 0 && said.is_empty() && !live.is_empty() {
-                break; // The log before it was to go on here, and is complete.
-            }
             repaired += u64::from(!said.is_empty() && said.len() < files.len());
-            // Only the last page can be torn, and then nobody was told of it.
-            damaged |= gap && !said.is_empty();
-            gap |= said.is_empty();
-            live.extend(said.into_iter().flatten());
+            there.push(!said.is_empty());
+            for page in said {
+                let first = at.saturating_sub(place_in_batch(&page));
+                match there[first] {
+                    // Whatever lies before an acknowledged page was acknowledged, too.
+                    true => damaged |= !there[..first].iter().all(|there| *there),
+                    false => continue, // Nobody was told of this batch.
+                }
+                damaged |= !there[first..at].iter().all(|there| *there);
+                live.extend(page.into_iter().filter(|removal| !is_mark(removal)));
+            }
         }
         if repaired > 0 {
             tracing::warn!(
@@ -114,6 +119,22 @@ fn read_file(folder: &dyn Folder, name: &str) -> io::Result<AlignedBuffer> {
         Some(Ok(buffer)) => Ok(*buffer),
         _ => unreachable!("a driver gives back the buffers it got"),
     }
+}
+
+/// Stands in each page of a batch but the first: no copy has this generation.
+fn mark(place: usize) -> Removal {
+    let generation = Generation { incarnation: Incarnation(0), counter: place as u64 };
+    Removal { generation, sequence: 0 }
+}
+
+fn is_mark(removal: &Removal) -> bool {
+    removal.generation.incarnation == Incarnation(0)
+}
+
+/// How many pages of its batch lie before a page.
+fn place_in_batch(page: &[Removal]) -> usize {
+    let mark = page.iter().find(|removal| is_mark(removal));
+    mark.map_or(0, |mark| usize::try_from(mark.generation.counter).unwrap_or(0))
 }
 
 /// What a page of a file says; nothing if it is blank, damaged or not there. Of a newer format: nobody may go on.
@@ -187,7 +208,9 @@ impl Log {
     /// Writes what still matters to a new file; the old ones go only when it is safe.
     async fn begin_anew(&mut self, folder: &Arc<dyn Folder>, oldest: u64) -> io::Result<()> {
         self.live.retain(|removal| removal.sequence >= oldest);
-        let number = self.number + 1;
+        // Counted before it is made: one that was cut off half made stands in nobody's way.
+        self.number += 1;
+        let number = self.number;
         let len = (pages(&self.live) + SPARE_PAGES) * PAGE as u64;
         let at = Arc::clone(folder);
         let create = move || {
@@ -202,17 +225,11 @@ impl Log {
             }
         };
         let files = tokio::task::spawn_blocking(create).await.map_err(io::Error::other)??;
-        self.number = number;
         // A file's space may hold anything: the end of the log has to be seen.
         let blank = AlignedBuffer::zeroed(usize::try_from(len).unwrap_or(usize::MAX)).freeze();
         let [file, twin] = &files;
         try_join!(file.write(0, vec![blank.clone()]), twin.write(0, vec![blank]))?;
-        // The first page comes last: a log that has it is complete.
-        let (first, rest) = self.live.split_at(self.live.len().min(REMOVALS_PER_PAGE));
-        if !rest.is_empty() {
-            write_both(&files, 1, rest).await?;
-        }
-        write_both(&files, 0, first).await?;
+        write_both(&files, 0, &self.live).await?;
         let (at, old) = (Arc::clone(folder), std::mem::take(&mut self.old));
         let tidy = move || {
             at.sync()?;
@@ -226,22 +243,33 @@ impl Log {
     }
 }
 
+/// Removals of each page of a batch; beside them there is room for the mark.
+const PER_PAGE: usize = REMOVALS_PER_PAGE - 1;
+
 fn pages(removals: &[Removal]) -> u64 {
-    removals.len().div_ceil(REMOVALS_PER_PAGE) as u64
+    removals.len().div_ceil(PER_PAGE) as u64
 }
 
 /// In both files, or the removal is not acknowledged.
 async fn write_both(files: &[Arc<dyn File>; 2], at: u64, removals: &[Removal]) -> io::Result<()> {
     let [file, twin] = files;
-    try_join!(write_pages(file, at, removals), write_pages(twin, at, removals))?;
+    try_join!(write_batch(file, at, removals), write_batch(twin, at, removals))?;
     Ok(())
 }
 
-async fn write_pages(file: &Arc<dyn File>, at: u64, removals: &[Removal]) -> io::Result<()> {
-    let pieces: Vec<_> =
-        removals.chunks(REMOVALS_PER_PAGE).map(|page| removal_page(page).freeze()).collect();
-    if !pieces.is_empty() {
-        file.write(at * PAGE as u64, pieces).await?;
+async fn write_batch(file: &Arc<dyn File>, at: u64, removals: &[Removal]) -> io::Result<()> {
+    let mut pages = removals.chunks(PER_PAGE);
+    let first = pages.next().map(|page| removal_page(page).freeze());
+    let rest: Vec<_> = (1..)
+        .zip(pages)
+        .map(|(place, page)| removal_page(&[page, &[mark(place)]].concat()).freeze())
+        .collect();
+    if !rest.is_empty() {
+        file.write((at + 1) * PAGE as u64, rest).await?;
+        file.sync().await?;
+    }
+    if let Some(first) = first {
+        file.write(at * PAGE as u64, vec![first]).await?;
     }
     file.sync().await
 }

@@ -459,7 +459,14 @@ async fn crashes(seed: u64) {
                     0 if !held.is_empty() => {
                         let n = *held.keys().nth(rng.random_range(0..held.len())).unwrap();
                         held.remove(&n); // If it fails either is right.
-                        path.remove(vec![generation(n)]).await?;
+                        let mut gone = vec![generation(n)];
+                        if rng.random_bool(0.3) {
+                            // With many others, so that the log takes several pages for them.
+                            let incarnation = larder_proto::ids::Incarnation(77);
+                            let other = |counter| Generation { incarnation, counter };
+                            gone.extend((0..600).map(other));
+                        }
+                        path.remove(gone).await?;
                         removed.insert(n);
                     }
                     1 if !held.is_empty() => {
