@@ -75,7 +75,7 @@ pub struct AdoptionCounts {
     pub segments: u64,
     /// Segments without a whole footer: their records were found one by one.
     pub unsealed_segments: u64,
-    /// Files whose header is damaged: given up, and used again.
+    /// Files whose header is damaged: given up, and removed.
     pub damaged_segments: u64,
     pub records: u64,
     /// Records that were removed for good.
@@ -304,7 +304,8 @@ fn read_headers(
             }
             _ if !fits || slot >= slots_limit => slots.odd.push(name.clone()),
             Ok(header) if header.segment_bytes == *len => slots.found.push((slot, header)),
-            Ok(_) | Err(_) => slots.blank.push(slot),
+            Ok(_) | Err(Unreadable::Absent(_)) => slots.blank.push(slot),
+            Err(_) => slots.odd.push(name.clone()), // Gone, so that it is counted once.
         }
     }
     Ok(slots)
