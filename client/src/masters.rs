@@ -5,11 +5,13 @@
 //! by pings (F19).
 
 use crate::error::ClientError;
+use bytes::Bytes;
 use futures_util::future::join_all;
 use larder_proto::{
-    block_key,
+    BlockKey, block_key,
     control::{self, master_client::MasterClient},
     fingerprint::ModelDescription,
+    wire::Wire,
 };
 use std::{
     future::Future,
@@ -33,6 +35,13 @@ const MASTER: &str = "a master (its control port, 7400 by default)";
 const CONNECT_DEADLINE: Duration = Duration::from_secs(1);
 /// How often a connection is pinged, and how long the answer may take.
 const PING: Duration = Duration::from_secs(4);
+
+/// Keys as questions carry them: one behind the other, 32 bytes each.
+pub fn packed_keys(keys: &[BlockKey]) -> Bytes {
+    let mut packed = Vec::with_capacity(keys.len() * 32);
+    keys.iter().for_each(|key| key.put(&mut packed));
+    packed.into()
+}
 
 /// A handle of all configured masters; clones share their connections.
 #[derive(Debug, Clone)]

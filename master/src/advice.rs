@@ -11,7 +11,7 @@
 use crate::{
     answers::{BadRequest, Naming, consistent, field, keys},
     cluster::Cluster,
-    index::{HOLDER_LIMIT, Holder},
+    index::{HOLDER_LIMIT, Holder, finalise},
 };
 use larder_proto::{BlockKey, Location, ModelVersion, NodeId, control, ids::TenantId};
 use std::cmp::Reverse;
@@ -81,13 +81,10 @@ fn keeper(
 }
 
 /// Who keeps a block among equals: the highest weight (rendezvous hashing, Thaler and Ravishankar 1998). FNV-1a
-/// with the last steps of MurmurHash3: the same on every master, now and later.
+/// and a finaliser, both without a secret: the same on every master.
 fn weight(key: &BlockKey, node: &NodeId) -> u64 {
     let bytes = key.as_bytes().iter().chain(node.as_bytes());
-    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+    finalise(bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
-    let hash = (hash ^ hash >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd);
-    let hash = (hash ^ hash >> 33).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
-    hash ^ hash >> 33
+    }))
 }

@@ -9,8 +9,8 @@ use crate::{
     node::Node,
 };
 use bytes::Bytes;
-use larder_client::ClientError;
-use larder_proto::{BlockKey, control, event::SHARDS, event::Shard};
+use larder_client::{ClientError, masters::packed_keys};
+use larder_proto::{control, event::SHARDS, event::Shard};
 use std::{sync::Arc, time::Duration};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -83,16 +83,13 @@ async fn round(node: &Node, options: AdviceOptions, holds: Duration) -> Result<(
 
 async fn ask(node: &Node, question: &Question) -> Result<Advice, ClientError> {
     let Question { tenant, model, held, parents } = question;
-    let packed = |keys: &[BlockKey]| {
-        Bytes::from(keys.iter().flat_map(BlockKey::as_bytes).copied().collect::<Vec<u8>>())
-    };
     let request = control::AdviseRequest {
         node: Bytes::copy_from_slice(node.id().as_bytes()),
         tenant: Bytes::copy_from_slice(tenant.as_bytes()),
         content: Bytes::copy_from_slice(model.content.as_bytes()),
         layout: Bytes::copy_from_slice(model.layout.as_bytes()),
-        keys: packed(held),
-        parents: packed(parents),
+        keys: packed_keys(held),
+        parents: packed_keys(parents),
     };
     let call = |mut master: control::master_client::MasterClient<_>| {
         let request = request.clone();

@@ -31,6 +31,7 @@ use larder_daemon::{
     address::{AdvertiseAddress, announce},
     config::ByteSize,
     http::Health,
+    run::chain,
 };
 use larder_proto::{
     control::node_server::NodeServer,
@@ -40,7 +41,6 @@ use larder_proto::{
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
-    error::Error,
     fs, io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
@@ -310,17 +310,6 @@ async fn open_ssd(
         let by_disk = error.is_of_the_disk();
         NotOpened { why: chain(&error), by_disk }
     })
-}
-
-/// An error with its causes, in one line.
-fn chain(error: &dyn Error) -> String {
-    let mut line = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        line.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    line
 }
 
 /// What the ssd tier needs of this process.

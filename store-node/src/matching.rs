@@ -4,14 +4,14 @@
 //! match is a hint in time: what it names may be gone when it is fetched, which is then a miss.
 
 use crate::{catalog::BlockId, models::MatchRules, node::Node};
-use larder_client::locations;
+use larder_client::{locations, masters::packed_keys};
 use larder_proto::{
     BlockKey, PartNumber, Tier, TierSet,
     control::{MatchPrefixReply, MatchPrefixRequest},
     frame::{Match, MatchRun, Matched, PeerSource, RunPeer},
     ids::TenantName,
     part::longest_match,
-    wire::{DecodeError, Wire},
+    wire::DecodeError,
 };
 use std::time::Duration;
 
@@ -98,14 +98,12 @@ impl Node {
     }
 
     async fn ask_masters(&self, tenant: &TenantName, ask: &Match) -> PeerView {
-        let mut keys = Vec::with_capacity(ask.keys.len() * 32);
-        ask.keys.iter().for_each(|key| key.put(&mut keys));
         let request = MatchPrefixRequest {
             tenant: tenant.as_str().to_owned(),
             content: ask.model.content.as_bytes().to_vec().into(),
             layout: ask.model.layout.as_bytes().to_vec().into(),
             root: ask.keys.first().map(|key| key.as_bytes().to_vec()).unwrap_or_default().into(),
-            keys: keys.into(),
+            keys: packed_keys(&ask.keys),
             rank: ask.rank,
             exclude: self.id().as_bytes().to_vec().into(),
         };

@@ -8,7 +8,7 @@
 use larder_proto::{BlockKey, LayoutFingerprint, ids::TenantName};
 use larder_store_node::{
     catalog::BlockId,
-    eviction::{Order, Policy, Proposal, Unit, UseClock, Verdict},
+    eviction::{Order, Policy, Proposal, Spare, Unit, UseClock, Verdict},
 };
 use std::sync::Arc;
 
@@ -87,7 +87,7 @@ impl Cache {
             next_is_here = block.unit.is_some();
             spare.extend(block.unit.clone());
         }
-        spare.iter().for_each(|unit| unit.call_spare(None, &self.clock));
+        spare.iter().for_each(|unit| unit.call_spare(Spare::Over, &self.clock));
         self.order.spare(spare);
     }
 

@@ -160,7 +160,7 @@ impl Tier {
     /// Records one behind the other, as many at a time as the cell says, until `length` is over. Each of them in a
     /// task of its own, as a node has it: what proves a record keeps no other from being asked for.
     pub(super) async fn leg(&self, cell: Cell, length: Duration) -> Result<Leg, BenchError> {
-        let mut work: Vec<Work> = match cell.op {
+        let work: Vec<Work> = match cell.op {
             Op::Write => {
                 self.templates(cell)?.into_iter().map(|one| Work::Write(Box::new(one))).collect()
             }
@@ -169,7 +169,7 @@ impl Tier {
         let (begin, cpu) = (Instant::now(), own_cpu_seconds());
         let turn = Arc::new(AtomicUsize::new(0));
         let mut tasks = JoinSet::new();
-        for work in work.drain(..) {
+        for work in work {
             let (writer, arena, turn) =
                 (self.writer.clone(), Arc::clone(&self.arena), Arc::clone(&turn));
             tasks.spawn(async move {

@@ -19,7 +19,7 @@ use crate::{
     failover::{Attempt, first_of},
     local::PartAttributes,
     locations::Locations,
-    masters::{Masters, registration},
+    masters::{Masters, packed_keys, registration},
     peers::{NodeAddress, Peers},
 };
 use answers::{read_located, read_prefix};
@@ -32,7 +32,7 @@ use larder_proto::{
     frame::{Class, Code, Codec, KEYS_LIMIT, Lookup, PartInfo, Read, ReadOk, Reserve},
     ids::{Incarnation, NodeId, TenantName},
     part::PartRef,
-    wire::{DecodeError, Wire},
+    wire::DecodeError,
 };
 use std::{future::Future, sync::Arc, time::Duration};
 use tokio::time::timeout;
@@ -407,9 +407,7 @@ fn packed(keys: &[BlockKey]) -> Result<Bytes, ClientError> {
         let why = format!("{} keys in one question: must be at most {KEYS_LIMIT}", keys.len());
         return Err(ClientError::Invalid(why));
     }
-    let mut packed = Vec::with_capacity(keys.len() * 32);
-    keys.iter().for_each(|key| key.put(&mut packed));
-    Ok(packed.into())
+    Ok(packed_keys(keys))
 }
 
 fn answer(source: DecodeError) -> ClientError {

@@ -64,7 +64,7 @@ fn halves(key: &BlockKey) -> [u64; 2] {
 
 /// Finaliser of SplitMix64 (Steele, Lea, Flood 2014).
 #[inline]
-pub(super) fn finalise(x: u64) -> u64 {
+pub(crate) fn finalise(x: u64) -> u64 {
     let x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ x >> 31

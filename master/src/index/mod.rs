@@ -42,6 +42,7 @@ mod table;
 mod tests;
 mod writer;
 
+pub(crate) use entry::finalise;
 pub use locations::LocationStats;
 pub use lookup::{HOLDER_LIMIT, Holder, Located, Match, Run, SOURCE_LIMIT, Source, WARM_LIMIT};
 pub use record::Upsert;

@@ -4,8 +4,8 @@
 //! when the advice comes are called spare. Spare is what goes first when room is needed and nothing else: what is
 //! being read or is followed by others stays, and a use ends it (see [`crate::eviction`]).
 
-use super::{Block, BlockId, Catalog};
-use crate::eviction::Unit;
+use super::{BlockId, Catalog};
+use crate::eviction::{Spare, Unit};
 use larder_proto::{BlockKey, ModelVersion, event::Shard, ids::TenantId};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -89,23 +89,24 @@ impl Catalog {
         let gone = of(parents, &advice.gone).into_iter().filter(|id| {
             !self.shard(id).get(id).is_some_and(|block| block.is_stored()) // It came meanwhile.
         });
-        let lost = gone.chain(of(held, &advice.broken)).collect();
-        // What is not advised against any more was, perhaps: whoever was to keep it may have lost it.
-        for (at, key) in (0..).zip(held) {
-            if !advice.spare.contains(&at) {
-                let (id, unit) = (id(key), |block: &Block| block.unit.clone());
-                let unit = self.shard(&id).get(&id).and_then(|block| unit(block));
-                unit.into_iter().for_each(|unit| unit.end_advice());
-            }
-        }
+        let lost = self.with_descendants(gone.chain(of(held, &advice.broken)).collect());
+        let lost = lost.into_iter().map(|id| (id, Some(Spare::Lost(time))));
+        let kept: BTreeSet<u32> = advice.spare.iter().copied().collect();
+        // What is not said any more held once, perhaps: whoever was to keep the block may have lost it.
+        let asked = (0..)
+            .zip(held)
+            .map(|(at, key)| (id(key), kept.contains(&at).then_some(Spare::Kept(time))));
         let mut spare = Vec::new();
-        for id in self.with_descendants(lost).into_iter().chain(of(held, &advice.spare)) {
+        for (id, why) in lost.chain(asked) {
             let shard = self.shard(&id);
             let Some(unit) = shard.get(&id).and_then(|block| block.unit.clone()) else { continue };
-            let counts = unit.unused_for(idle, &self.clock) && !unit.is_kept(&self.clock);
-            if counts {
-                unit.call_spare(Some(time), &self.clock);
-                spare.push(unit);
+            match why {
+                None => unit.not_kept_elsewhere(),
+                Some(why) if unit.unused_for(idle, &self.clock) && !unit.is_kept(&self.clock) => {
+                    unit.call_spare(why, &self.clock);
+                    spare.push(unit);
+                }
+                Some(_) => {}
             }
         }
         let count = spare.len() as u64;

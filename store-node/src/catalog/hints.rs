@@ -1,7 +1,7 @@
 //! What engines say of the future of a chain, and what it changes here.
 
 use super::{BlockId, Catalog};
-use crate::eviction::{KeepLevel, Unit};
+use crate::eviction::{KeepLevel, Spare, Unit};
 use larder_proto::{
     frame::{DEFAULT_RETENTION_S, Priority, RETENTION_LIMIT_S, ReuseHint, SessionState},
     ids::TenantId,
@@ -52,7 +52,7 @@ impl Catalog {
             }
             next = Some(key);
         }
-        spare.iter().for_each(|unit| unit.call_spare(None, &self.clock));
+        spare.iter().for_each(|unit| unit.call_spare(Spare::Over, &self.clock));
         let changed = spare.len();
         self.order.lock().spare(spare);
         u32::try_from(changed).unwrap_or(u32::MAX)

@@ -84,9 +84,12 @@ impl Catalog {
                     stored.dram = None;
                     self.tally.came(stored);
                 }
-                // Under another identity, so that the place that a spare one has in the policy is stale when it
-                // comes back to the arena and gets a new one.
-                block.unit = Some(unit.again());
+                match proposal {
+                    Proposal::Policy => unit.bytes.store(0, Ordering::Relaxed),
+                    // It has a place in the policy still, which is to be stale when the block comes back to the
+                    // arena and gets a new one.
+                    Proposal::Spare => block.unit = Some(unit.again()),
+                }
                 self.announce(id, block, Loss::Evicted);
                 self.counters.demoted_blocks.fetch_add(1, Ordering::Relaxed);
                 self.counters.demoted_bytes.fetch_add(bytes, Ordering::Relaxed);

@@ -122,9 +122,12 @@ impl Catalog {
         let block = shard.get(&id)?;
         let stored = block.stored(name.part.part)?;
         stored.ssd.as_ref().filter(|current| current.is_same(copy))?;
-        let says = |wish: &dyn Fn(&Unit) -> bool| block.unit.as_deref().is_some_and(wish);
-        let wanted = stored.uses > 0 || says(&|unit| unit.is_kept(&self.clock));
-        Some(wanted && !says(&|unit| unit.is_spare(&self.clock)))
+        let (mut wanted, mut spare) = (stored.uses > 0, false);
+        if let Some(unit) = &block.unit {
+            wanted |= unit.is_kept(&self.clock);
+            spare = unit.is_spare(&self.clock);
+        }
+        Some(wanted && !spare)
     }
 
     /// The bytes of a copy lie somewhere else now. `false`: the copy was not the current one any more.

@@ -18,7 +18,7 @@ pub use gdsf::Gdsf;
 pub use lru::Lru;
 pub use order::{Order, Proposal};
 pub use s3fifo::S3Fifo;
-pub use wishes::KeepLevel;
+pub use wishes::{KeepLevel, Spare};
 
 use crate::catalog::BlockId;
 use std::{
@@ -100,7 +100,7 @@ impl Unit {
             used_at: AtomicU32::new(self.used_at.load(Ordering::Relaxed)),
             uses: copied(&self.uses),
             note: AtomicU64::new(0),
-            wishes: Wishes::default(),
+            wishes: self.wishes.to_keep(),
         })
     }
 

@@ -6,7 +6,7 @@
 
 use super::{Unit, UseClock};
 use std::{
-    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering},
     time::Duration,
 };
 
@@ -24,6 +24,17 @@ impl KeepLevel {
     pub(super) const ALL: [Self; 2] = [Self::Normal, Self::High];
 }
 
+/// Why a block is not likely to be missed. While one reason holds, no lesser one (further up) takes its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Spare {
+    /// Another node keeps it; until a master no longer says so, or this time is over.
+    Kept(Duration),
+    /// No match can reach it, or use it; until this time is over.
+    Lost(Duration),
+    /// Its session is over, or of little worth.
+    Over,
+}
+
 /// In a [`Unit`]. Lock-free: eviction reads it for every block that it comes by.
 #[derive(Debug, Default)]
 pub(super) struct Wishes {
@@ -31,6 +42,8 @@ pub(super) struct Wishes {
     spare_since: AtomicU64,
     /// In seconds of the clock: what was said is too old from then on.
     spare_until: AtomicU32,
+    /// The rank of the [`Spare`] that was said.
+    spare_rank: AtomicU8,
     /// It stands in the queue of spare blocks.
     queued: AtomicBool,
     /// A [`Keep`]; zero for none.
@@ -62,16 +75,38 @@ impl Keep {
     }
 }
 
+impl Spare {
+    const KEPT: u8 = 0;
+
+    fn rank(self) -> u8 {
+        match self {
+            Self::Kept(_) => Self::KEPT,
+            Self::Lost(_) => 1,
+            Self::Over => 2,
+        }
+    }
+}
+
+impl Wishes {
+    /// Those that go with a block that leaves a tier.
+    pub(super) fn to_keep(&self) -> Self {
+        let keep = AtomicU64::new(self.keep.load(Ordering::Relaxed));
+        Self { keep, ..Self::default() }
+    }
+}
+
 impl Unit {
-    /// Nobody is likely to ask for it again. That ends with its next use, and after this time, if one is named.
-    pub fn call_spare(&self, time: Option<Duration>, clock: &UseClock) {
-        let until = time.map_or(u32::MAX, |time| clock.seconds_in(time));
-        let until = if self.is_spare(clock) {
-            until.max(self.wishes.spare_until.load(Ordering::Relaxed))
-        } else {
-            until
+    /// Nobody is likely to ask for it again. That ends with its next use.
+    pub fn call_spare(&self, why: Spare, clock: &UseClock) {
+        if self.is_spare(clock) && self.wishes.spare_rank.load(Ordering::Relaxed) > why.rank() {
+            return;
+        }
+        let until = match why {
+            Spare::Kept(time) | Spare::Lost(time) => clock.seconds_in(time),
+            Spare::Over => u32::MAX,
         };
         self.wishes.keep.store(0, Ordering::Relaxed);
+        self.wishes.spare_rank.store(why.rank(), Ordering::Relaxed);
         self.wishes.spare_until.store(until, Ordering::Relaxed);
         self.wishes.spare_since.store(self.last_used() + 1, Ordering::Relaxed);
     }
@@ -87,9 +122,9 @@ impl Unit {
         self.wishes.spare_since.store(0, Ordering::Relaxed);
     }
 
-    /// Nobody says any more that another one keeps it. What a hint says stays.
-    pub fn end_advice(&self) {
-        if self.wishes.spare_until.load(Ordering::Relaxed) != u32::MAX {
+    /// Nobody says any more that another node keeps it.
+    pub fn not_kept_elsewhere(&self) {
+        if self.wishes.spare_rank.load(Ordering::Relaxed) == Spare::KEPT {
             self.unspare();
         }
     }

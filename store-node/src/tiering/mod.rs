@@ -241,10 +241,9 @@ impl Tiering {
     /// # Errors
     /// A path could not note it, and the node cannot remember that: a restart would bring the copies back.
     pub async fn forget(&self, mut gone: Vec<OnSsd>) -> io::Result<()> {
-        // An earlier one that nobody could remember first: its copies are named by nobody any more.
-        for member in &self.members {
-            self.remember_failure(member)?;
-        }
+        // Earlier ones that nobody could remember: their copies are named by nobody any more.
+        let earlier = self.members.iter().map(|member| self.remember_failure(member));
+        let mut all = earlier.fold(Ok(()), Result::and);
         // What nobody could name any more goes with it.
         gone.extend(self.catalog.take_left_behind());
         let mut of_path: HashMap<usize, (Vec<_>, Vec<_>)> = HashMap::new();
@@ -260,7 +259,6 @@ impl Tiering {
                 }
             }
         }
-        let mut all = Ok(());
         for (index, (placed, unplaced)) in of_path {
             all = all.and(self.forget_on(&self.members[index], &placed, &unplaced).await);
         }

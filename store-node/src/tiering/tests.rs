@@ -439,6 +439,36 @@ async fn a_removal_that_nobody_can_remember_is_not_acknowledged() {
     assert_eq!(forgotten.unwrap_err().kind(), io::ErrorKind::StorageFull);
 }
 
+#[tokio::test]
+async fn a_failure_that_nobody_remembers_keeps_no_removal_from_being_noted_elsewhere() {
+    let (bad, good) = (disk(16), disk(17));
+    let life = Life::begin(&[&bad, &good], Options::default()).await;
+    let mut on = [Vec::new(), Vec::new()];
+    for n in 1..=12 {
+        life.put_on_ssd(n, None).await;
+        life.push_out(n);
+        let Some(Found::OnSsd(copy)) = life.catalog.peek(&name(n)) else { panic!("pushed out") };
+        let at = life.paths().iter().position(|path| copy.segment().is_of(path)).unwrap();
+        on[at].push(n);
+    }
+    let [of_bad, of_good] = [on[0][0], on[1][0]];
+    bad.fail(true);
+    life.forgetful.store(true, Ordering::Relaxed);
+    for n in [of_bad, of_good] {
+        let mut on_ssd = Vec::new();
+        life.catalog.remove(&Eviction { keys: vec![key(n)], ..all() }, &mut on_ssd);
+        assert!(life.tiering.forget(on_ssd).await.is_err(), "not acknowledged: {n}");
+    }
+    // The second one is noted where it lay, so it does not come back when the retry is acknowledged.
+    life.forgetful.store(false, Ordering::Relaxed);
+    life.tiering.forget(Vec::new()).await.unwrap();
+    assert_eq!(*life.failures.lock(), ["disk 0"]);
+    drop(life);
+    let life = Life::begin(&[&good], Options { life: 2, ..Options::default() }).await;
+    assert!(life.tiers(of_good).is_empty());
+    assert!(life.tiers(on[1][1]).has(Tier::Ssd), "the others are there");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_tier_that_is_told_to_stop_waits_for_no_segment() {
     let disk = disk(15);

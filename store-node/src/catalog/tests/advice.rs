@@ -55,8 +55,13 @@ async fn what_cannot_be_reached_goes_first_with_all_that_follows_it_tail_first()
         store(&catalog, n, Some(parent), 4096).unwrap();
     }
     pass(&catalog, 61).await;
-    let question = about(&catalog, 2);
-    assert_eq!(catalog.take_advice(&question, &says(&[0], &[], &[]), IDLE, TIME), 3);
+    // A round: blocks that follow are asked about too, and nothing is said of them.
+    let said = asked(&catalog).into_iter().map(|question| {
+        let orphan = question.parents == [key(1)];
+        let advice = if orphan { says(&[0], &[], &[]) } else { Advice::default() };
+        catalog.take_advice(&question, &advice, IDLE, TIME)
+    });
+    assert_eq!(said.sum::<u64>(), 3);
     for left_over in [vec![2, 3, 9], vec![2, 9], vec![9]] {
         store(&catalog, 100 + u8::try_from(left_over.len()).unwrap(), None, 4096).unwrap();
         assert_eq!(left(&catalog), left_over);
@@ -81,6 +86,27 @@ async fn advice_that_has_become_wrong_changes_nothing() {
     assert_eq!(catalog.take_advice(&spare, &says(&[7], &[7], &[7]), IDLE, TIME), 0);
     store(&catalog, 10, None, 4096).unwrap();
     assert_eq!(left(&catalog), [1, 2, 8], "9 was used longest ago");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_keeper_that_is_named_no_more_ends_its_advice_and_no_hint() {
+    let catalog = catalog(3);
+    for n in [1, 2, 3] {
+        store(&catalog, n, None, 4096).unwrap();
+    }
+    pass(&catalog, 61).await;
+    let questions = [2, 3].map(|n| about(&catalog, n));
+    for question in &questions {
+        catalog.take_advice(question, &says(&[], &[], &[0]), IDLE, TIME);
+    }
+    super::hints::close(&catalog, &[3]);
+    for question in &questions {
+        catalog.take_advice(question, &Advice::default(), IDLE, TIME);
+    }
+    store(&catalog, 10, None, 4096).unwrap();
+    assert_eq!(left(&catalog), [1, 2], "the session of 3 is over, whatever masters say");
+    store(&catalog, 11, None, 4096).unwrap();
+    assert_eq!(left(&catalog), [2], "2 is spare no more: 1 was stored before");
 }
 
 #[tokio::test(start_paused = true)]

@@ -12,7 +12,7 @@ fn hint(catalog: &Catalog, chain: &[u8], session: SessionState, priority: Priori
     catalog.take_hint(name(0).tenant, &hint)
 }
 
-fn close(catalog: &Catalog, chain: &[u8]) -> u32 {
+pub(super) fn close(catalog: &Catalog, chain: &[u8]) -> u32 {
     hint(catalog, chain, SessionState::Closed, Priority::Normal)
 }
 

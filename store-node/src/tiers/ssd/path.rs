@@ -715,7 +715,7 @@ fn late() -> io::Error {
 }
 
 /// A buffer that a driver gave back.
-fn taken<T: 'static>(buffer: Option<Box<dyn ReadBuffer>>) -> T {
+pub(super) fn taken<T: 'static>(buffer: Option<Box<dyn ReadBuffer>>) -> T {
     match buffer.map(|buffer| buffer.into_any().downcast::<T>()) {
         Some(Ok(buffer)) => *buffer,
         _ => unreachable!("a driver gives back the buffers it got"),

@@ -10,6 +10,7 @@
 use super::{
     format::{REMOVALS_PER_PAGE, Removal, Unreadable, removal_page, removals_of},
     io::{AlignedBuffer, File, Folder, PAGE, ReadBuffer},
+    path::taken,
 };
 use larder_proto::{Generation, ids::Incarnation};
 use std::{collections::HashSet, io, sync::Arc};
@@ -114,11 +115,7 @@ fn read_file(folder: &dyn Folder, name: &str) -> io::Result<AlignedBuffer> {
         return Ok(AlignedBuffer::zeroed(0));
     }
     let into: Box<dyn ReadBuffer> = Box::new(AlignedBuffer::zeroed(len));
-    let got = file.read(0, vec![into]).wait()?.pop().map(|buffer| buffer.into_any().downcast());
-    match got {
-        Some(Ok(buffer)) => Ok(*buffer),
-        _ => unreachable!("a driver gives back the buffers it got"),
-    }
+    Ok(taken(file.read(0, vec![into]).wait()?.pop()))
 }
 
 /// Stands in each page of a batch but the first: no copy has this generation.
@@ -161,8 +158,8 @@ impl From<io::Error> for ReadFailed {
 }
 
 impl RemovalLog {
-    /// Notes removals for good. `newest` is the newest segment that the copies may lie in; removals of copies that lay in
-    /// segments older than `oldest` are forgotten when a new file is begun.
+    /// Notes removals for good. `newest` is the newest segment that the copies may lie in; removals of copies
+    /// that lay in segments older than `oldest` are forgotten when a new log is begun.
     pub(super) async fn append(
         &self,
         folder: &Arc<dyn Folder>,
