@@ -2,8 +2,8 @@
 //!
 //! A node has one or many paths. A [`SsdPath`] is a folder with a hard capacity: it appends records to
 //! its open segment, seals it with a footer when it is full, and starts the next one in the slot of the
-//! oldest. `format` says how records lie on the disk, `segment` and `path` what happens while the node
-//! runs, `removals` keeps what was taken back for good, `recovery` finds everything again after a
+//! oldest. `format` says how records lie on the disk, `segment`, `path` and `records` what happens while
+//! the node runs, `removals` keeps what was taken back for good, `recovery` finds everything again after a
 //! restart, `verify` looks for damage before anybody reads it, and `io` moves the bytes.
 //!
 //! As every tier it knows parts and places, and nothing of visibility: the catalog decides what is
@@ -12,6 +12,7 @@
 pub mod format;
 pub mod io;
 mod path;
+mod records;
 mod recovery;
 mod removals;
 mod segment;

@@ -7,14 +7,12 @@
 
 use super::{
     SsdError,
-    format::{FooterEntry, Nonce, RecordHeader, SegmentHeader, Trailer},
-    io::{AlignedBuffer, File, Folder, PAGE, ReadBuffer, is_full},
+    format::{Nonce, SegmentHeader, Trailer},
+    io::{AlignedBuffer, File, Folder, PAGE, is_full},
     removals::RemovalLog,
-    segment::{Segment, SsdCopy},
+    segment::Segment,
 };
-use crate::tiers::dram::{DramCopy, WritableExtent};
-use bytes::Bytes;
-use larder_proto::{Generation, PartName, frame::PartInfo, ids::NodeId};
+use larder_proto::ids::NodeId;
 use parking_lot::Mutex;
 use std::{
     collections::VecDeque,
@@ -62,10 +60,6 @@ pub enum Health {
     Fenced(Arc<str>),
 }
 
-/// Segments that may be begun before a part is written that waits for it now. It waits no longer than all that
-/// is queued before it: so many of the shortest segments (1 MiB) hold 64 GiB, more than any queue.
-const SEGMENTS_AHEAD: u64 = 1 << 16;
-
 /// What a path did since the start.
 #[derive(Debug, Default)]
 #[expect(missing_docs, reason = "the names are those of the metrics they feed, documented there")]
@@ -92,8 +86,8 @@ pub struct SsdPath {
     /// Something changed that `prepare` may care for.
     pub(super) changed: Notify,
     /// A segment is ready, or none will be.
-    ready: Notify,
-    stopping: AtomicBool,
+    pub(super) ready: Notify,
+    pub(super) stopping: AtomicBool,
     pub(super) counters: Arc<PathCounters>,
 }
 
@@ -262,88 +256,6 @@ impl SsdPath {
     pub fn stop_waiting(&self) {
         self.stopping.store(true, Ordering::Release);
         self.ready.notify_waiters();
-    }
-
-    /// Writes a part that lies in the arena. It is there, and readable, when this returns. Waits for a
-    /// segment that is being made ready; how much may wait is the caller's to bound.
-    ///
-    /// # Errors
-    /// `TooLong`; `Busy` at the end of the tier; otherwise the disk failed, and the path is fenced.
-    pub async fn append(
-        self: &Arc<Self>,
-        name: &PartName,
-        info: &PartInfo,
-        part: &DramCopy,
-    ) -> Result<SsdCopy, SsdError> {
-        let payload = Bytes::from_owner(Pages(part.clone()));
-        loop {
-            let ready = self.ready.notified();
-            match self.append_bytes(name, info, payload.clone()).await {
-                Err(SsdError::Busy) if !self.stopping.load(Ordering::Acquire) => ready.await,
-                outcome => return outcome,
-            }
-        }
-    }
-
-    /// The same, and `Busy` when no segment is ready: nothing was written.
-    pub(super) async fn append_bytes(
-        self: &Arc<Self>,
-        name: &PartName,
-        info: &PartInfo,
-        payload: Bytes,
-    ) -> Result<SsdCopy, SsdError> {
-        let (segment, place) = self.place(name, info).await?;
-        let header = RecordHeader { nonce: segment.nonce, name: *name, info: info.clone() };
-        let page = u32::try_from(place.page).unwrap_or(u32::MAX);
-        let entry = FooterEntry::of(&header, page, place.header_pages);
-        let copy = SsdCopy::of(Arc::clone(&segment), &entry);
-        let bytes = copy.footprint_bytes();
-        let pieces = vec![header.encode().freeze(), payload];
-        let written = self.in_time(segment.file.write(copy.offset(), pieces)).await;
-        segment.written(written.is_ok().then_some(entry));
-        written?;
-        self.counters.written_records.fetch_add(1, Ordering::Relaxed);
-        self.counters.written_bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.seal_if_full(&segment).await?;
-        // A path that was fenced meanwhile has withdrawn what it holds, and shall hold nothing new.
-        match self.is_healthy() {
-            true => Ok(copy),
-            false => Err(self.fenced()),
-        }
-    }
-
-    /// Space in the open segment, or in the next one.
-    async fn place(
-        self: &Arc<Self>,
-        name: &PartName,
-        info: &PartInfo,
-    ) -> Result<(Arc<Segment>, super::segment::Place), SsdError> {
-        if !Segment::can_hold(self.settings.segment_bytes, name, info) {
-            return Err(SsdError::TooLong); // And the open segment stays as it is.
-        }
-        loop {
-            let (segment, place) = {
-                let mut state = self.state.lock();
-                if state.health != Health::Healthy {
-                    drop(state);
-                    return Err(self.fenced());
-                }
-                if state.open.is_none() {
-                    state.open = state.prepared.take();
-                    self.changed.notify_one();
-                }
-                let Some(open) = state.open.clone() else { return Err(SsdError::Busy) };
-                let place = open.place(name, info);
-                if place.is_none() {
-                    state.open = None;
-                }
-                (open, place)
-            };
-            match place {
-                Some(place) => return Ok((segment, place)),
-                None => self.seal_if_full(&segment).await?,
-            }
-        }
     }
 
     /// Writes the footer of a segment that is full and at rest.
@@ -517,119 +429,6 @@ impl SsdPath {
         self.in_time(segment.file.sync()).await
     }
 
-    /// The records of a sealed segment.
-    ///
-    /// # Errors
-    /// The disk failed, and the path is fenced, or the footer is damaged.
-    pub async fn records(&self, segment: &Arc<Segment>) -> Result<Vec<FooterEntry>, SsdError> {
-        let read = |page: u64, pages: u64| {
-            let len = usize::try_from(pages).unwrap_or(usize::MAX).saturating_mul(PAGE);
-            self.read_pages(&segment.file, page * PAGE as u64, len)
-        };
-        let last = segment.file.len() / PAGE as u64 - 1;
-        let trailer = Trailer::decode(&segment.nonce, &read(last, 1).await?)?;
-        let pages = trailer.footer_pages();
-        if pages == 0 {
-            return Ok(Vec::new());
-        }
-        let from = last.checked_sub(pages).ok_or(super::format::Unreadable::Sum("footer"))?;
-        Ok(trailer.entries(&read(from, pages).await?)?)
-    }
-
-    pub(super) async fn read_pages(
-        &self,
-        file: &Arc<dyn File>,
-        offset: u64,
-        len: usize,
-    ) -> Result<AlignedBuffer, SsdError> {
-        let into: Box<dyn ReadBuffer> = Box::new(AlignedBuffer::zeroed(len));
-        let mut got = self.in_time(file.read(offset, vec![into])).await?;
-        Ok(taken(got.pop()))
-    }
-
-    /// Reads a part into an extent of the arena and verifies that it is the one that is asked for, byte
-    /// for byte.
-    ///
-    /// # Errors
-    /// `Unreadable` or `Damaged`: the copy has to be withdrawn. Otherwise the disk failed, and the path
-    /// is fenced.
-    pub async fn read(
-        &self,
-        name: &PartName,
-        copy: &SsdCopy,
-        extent: WritableExtent,
-    ) -> Result<(DramCopy, PartInfo), SsdError> {
-        if !self.is_healthy() {
-            return Err(self.fenced());
-        }
-        let header: Box<dyn ReadBuffer> = Box::new(AlignedBuffer::zeroed(copy.header_bytes()));
-        let into = vec![header, Box::new(extent)];
-        let mut got = self.in_time(copy.segment().file.read(copy.offset(), into)).await?;
-        let part = taken::<WritableExtent>(got.pop()).freeze();
-        let header = taken::<AlignedBuffer>(got.pop());
-        self.counters.read_records.fetch_add(1, Ordering::Relaxed);
-        self.counters.read_bytes.fetch_add(copy.footprint_bytes(), Ordering::Relaxed);
-        let proved = prove(name, copy, &header, part.bytes());
-        if proved.is_err() {
-            self.counters.damaged_records.fetch_add(1, Ordering::Relaxed);
-        }
-        Ok((part, proved?))
-    }
-
-    /// Writes a record of another segment of this path on to the open one. The bytes are verified on the
-    /// way.
-    ///
-    /// # Errors
-    /// As of [`Self::read`] and [`Self::append`].
-    pub async fn carry(
-        self: &Arc<Self>,
-        name: &PartName,
-        copy: &SsdCopy,
-    ) -> Result<SsdCopy, SsdError> {
-        let len = usize::try_from(copy.footprint_bytes()).unwrap_or(usize::MAX);
-        let record = self.read_pages(&copy.segment().file, copy.offset(), len).await?;
-        let (header, payload) = record.split_at(copy.header_bytes());
-        let part_len = usize::try_from(copy.len()).unwrap_or(usize::MAX);
-        let info = prove(name, copy, header, &payload[..part_len])?;
-        let payload = record.freeze().slice(copy.header_bytes()..);
-        let carried = self.append_bytes(name, &info, payload).await?;
-        self.counters.carried_records.fetch_add(1, Ordering::Relaxed);
-        Ok(carried)
-    }
-
-    /// Notes for good that these copies are gone. They do not come back once this has returned.
-    ///
-    /// # Errors
-    /// The disk failed, and the path is fenced.
-    pub async fn remove(self: &Arc<Self>, gone: Vec<Generation>) -> Result<(), SsdError> {
-        self.note_removed(gone, 0).await
-    }
-
-    /// The same of copies that may yet be written here, to whatever segment.
-    ///
-    /// # Errors
-    /// The disk failed, and the path is fenced.
-    pub async fn remove_unwritten(self: &Arc<Self>, gone: Vec<Generation>) -> Result<(), SsdError> {
-        self.note_removed(gone, SEGMENTS_AHEAD).await
-    }
-
-    async fn note_removed(
-        self: &Arc<Self>,
-        gone: Vec<Generation>,
-        ahead: u64,
-    ) -> Result<(), SsdError> {
-        if !self.is_healthy() {
-            return Err(self.fenced());
-        }
-        let (newest, oldest) = {
-            let state = self.state.lock();
-            let oldest = state.uses.iter().flatten().min();
-            (state.last_sequence, oldest.copied().unwrap_or(0))
-        };
-        let newest = newest.saturating_add(ahead);
-        self.in_time(self.removals.append(&self.folder, gone, newest, oldest)).await
-    }
-
     /// Removals that are remembered.
     #[cfg(test)]
     pub(crate) async fn removed_generations(&self) -> usize {
@@ -650,7 +449,7 @@ impl SsdPath {
 
     /// Waits for a request, but not for ever. A failure fences the path: it is never tried again and
     /// believed.
-    async fn in_time<T>(
+    pub(super) async fn in_time<T>(
         &self,
         pending: impl Future<Output = io::Result<T>>,
     ) -> Result<T, SsdError> {
@@ -674,7 +473,7 @@ impl SsdPath {
         }
     }
 
-    fn fenced(&self) -> SsdError {
+    pub(super) fn fenced(&self) -> SsdError {
         match self.health() {
             Health::Fenced(reason) => SsdError::Fenced(reason),
             Health::Healthy => SsdError::Busy, // Taken back in meanwhile.
@@ -682,53 +481,8 @@ impl SsdPath {
     }
 }
 
-/// Whether a record is the part that is asked for.
-fn prove(
-    name: &PartName,
-    copy: &SsdCopy,
-    header: &[u8],
-    payload: &[u8],
-) -> Result<PartInfo, SsdError> {
-    let info = prove_header(name, copy, header)?;
-    info.sums.verify(0, payload)?;
-    Ok(info)
-}
-
-/// Whether the header of a record names the part that is asked for.
-pub(super) fn prove_header(
-    name: &PartName,
-    copy: &SsdCopy,
-    header: &[u8],
-) -> Result<PartInfo, SsdError> {
-    let header = RecordHeader::decode(&copy.segment().nonce, header)?;
-    let is_it = header.name == *name
-        && header.info.generation == copy.generation()
-        && header.info.len == copy.len();
-    match is_it {
-        true => Ok(header.info),
-        false => Err(super::format::Unreadable::Stale.into()),
-    }
-}
-
 fn late() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "slower than its deadline")
-}
-
-/// A buffer that a driver gave back.
-pub(super) fn taken<T: 'static>(buffer: Option<Box<dyn ReadBuffer>>) -> T {
-    match buffer.map(|buffer| buffer.into_any().downcast::<T>()) {
-        Some(Ok(buffer)) => *buffer,
-        _ => unreachable!("a driver gives back the buffers it got"),
-    }
-}
-
-/// The pages of a part, for a device to write.
-struct Pages(DramCopy);
-
-impl AsRef<[u8]> for Pages {
-    fn as_ref(&self) -> &[u8] {
-        self.0.pages()
-    }
 }
 
 /// A name that nobody can guess and no use has had before.

@@ -10,7 +10,7 @@
 use super::{
     format::{REMOVALS_PER_PAGE, Removal, Unreadable, removal_page, removals_of},
     io::{AlignedBuffer, File, Folder, PAGE, ReadBuffer},
-    path::taken,
+    records::taken,
 };
 use larder_proto::{Generation, ids::Incarnation};
 use std::{collections::HashSet, io, sync::Arc};

@@ -1,6 +1,6 @@
 //! Verifying a record where it lies, without the arena: piece by piece, no faster than it may.
 
-use super::{SsdCopy, SsdError, SsdPath, io::PAGE, path::prove_header};
+use super::{SsdCopy, SsdError, SsdPath, io::PAGE, records::prove_header};
 use larder_proto::{PartName, frame::PartInfo};
 use std::{sync::atomic::Ordering, time::Duration};
 use tokio::time::{Instant, sleep_until};
