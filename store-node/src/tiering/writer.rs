@@ -19,8 +19,9 @@ use tokio_util::sync::CancellationToken;
 
 /// The budget counts in these, so that any queue fits the semaphore.
 const UNIT: u64 = 4096;
-/// Bytes a second that a path is taken to write before it was measured: it is tried first.
-const UNMEASURED: f64 = f64::INFINITY;
+/// Bytes a second that a path is taken to write before it was measured: it is tried first. Finite, so
+/// that what is under way counts, and a burst is spread over paths that nobody has measured yet.
+const UNMEASURED: f64 = 1e15;
 /// What a path that was not chosen is taken to be faster the next time: one slow write is not held
 /// against it for ever.
 const FORGIVEN: f64 = 1.02;
@@ -151,7 +152,7 @@ impl Load {
     fn measured(&self, bytes: u64, seconds: f64) {
         if seconds > 0.0 {
             let (mut speed, now) = (self.bytes_per_second.lock(), bytes as f64 / seconds);
-            *speed = if speed.is_finite() { *speed + NEWEST * (now - *speed) } else { now };
+            *speed = if *speed < UNMEASURED { *speed + NEWEST * (now - *speed) } else { now };
         }
     }
 
@@ -176,7 +177,8 @@ impl Tiering {
         let best = healthy.min_by(|a, b| cost(a).total_cmp(&cost(b)))?;
         for (index, load) in self.writer.loads.iter().enumerate() {
             if index != best.0 {
-                *load.bytes_per_second.lock() *= FORGIVEN;
+                let mut speed = load.bytes_per_second.lock();
+                *speed = (*speed * FORGIVEN).min(UNMEASURED);
             }
         }
         Some(best)

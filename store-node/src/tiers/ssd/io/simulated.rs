@@ -120,6 +120,11 @@ impl Simulated {
         self.0.lock().stalling = true;
     }
 
+    /// How many requests wait since [`Self::stall`].
+    pub(crate) fn stalled(&self) -> usize {
+        self.0.lock().stalled.len()
+    }
+
     /// Requests end again; those that were stalled fail, late.
     pub(crate) fn recover(&self) {
         let stalled = {
