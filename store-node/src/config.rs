@@ -163,6 +163,9 @@ larder_daemon::settings! {
         pub dir: PathBuf,
         /// Bytes that the node may take there, all in. Must be given.
         pub capacity: ByteSize,
+        /// Whether the folder lies on a disk of its own that is mounted. If it is `true` and the folder lies on the
+        /// file system of `/`, the mount is missing: the path is fenced, and `/` is not filled.
+        pub mounted: bool,
     }
 }
 
@@ -304,8 +307,9 @@ impl SsdConfig {
     }
 
     /// How a disk is read and written, by requests that mostly use `arena`.
-    pub fn disk_options(&self, arena: &Arc<Arena>) -> DiskOptions {
+    pub fn disk_options(&self, path: &SsdPathConfig, arena: &Arc<Arena>) -> DiskOptions {
         DiskOptions {
+            mounted: path.mounted,
             driver: match self.driver {
                 DiskDriver::Auto => DriverChoice::Auto,
                 DiskDriver::IoUring => DriverChoice::IoUring,
@@ -465,7 +469,8 @@ mod tests {
             (ByteSize::mib(256), ByteSize::mib(1029)), // 1 part in 256 is more than 4MiB from here on.
             (ByteSize::gib(4), ByteSize::mib(16_449)),
         ] {
-            let path = SsdPathConfig { dir: "/ssd".into(), capacity: ByteSize::bytes(1) };
+            let path =
+                SsdPathConfig { dir: "/ssd".into(), capacity: ByteSize::bytes(1), mounted: false };
             let config = SsdConfig { segment, ..SsdConfig::default() };
             assert_eq!(config.least_capacity(&path), least);
             let slots = |capacity| {

@@ -45,8 +45,9 @@ pub const CATALOG_EVENTS_TOTAL: &str = "larder_node_catalog_events_total";
 pub const NOTICE_LAG_SECONDS: &str = "larder_node_notice_lag_seconds";
 
 /// What became of parts that were offered to ssds, and of reads from there. Label `event`: `offered`,
-/// `committed`, `refused`, `too_long` (for a segment, of those refused; once a path that was tried), `loaded`, `failed_load`, `withdrawn`; and what was taken in of earlier lives:
-/// `adopted_record`, `adopted_segment`, `adopted_path` (its adoption has ended).
+/// `committed`, `refused`, of these `queue_full` (`ssd.queue`: the disks are slower than what comes), `no_path` (none
+/// is healthy with room for it, or writing failed) and `too_long` (for a segment; once a path that was tried),
+/// `loaded`, `failed_load`, `withdrawn`; and what was taken in of earlier lives: `adopted_record`, `adopted_segment`, `adopted_path` (its adoption has ended).
 pub const TIERING_EVENTS_TOTAL: &str = "larder_node_tiering_events_total";
 /// Ssd paths of which something of an earlier life may still be taken in: 0 when the node is as warm as it gets.
 pub const ADOPTING_PATHS: &str = "larder_node_adopting_paths";
@@ -141,13 +142,15 @@ pub fn catalog_events(node: &Node) -> [(&'static str, u64); 15] {
 }
 
 /// The ssd tier's counts, by their label.
-pub fn tiering_events(tiering: &Tiering) -> [(&'static str, u64); 7] {
+pub fn tiering_events(tiering: &Tiering) -> [(&'static str, u64); 9] {
     let counters = tiering.counters();
     let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     [
         ("offered", value(&counters.offered)),
         ("committed", value(&counters.committed)),
         ("refused", value(&counters.refused)),
+        ("queue_full", value(&counters.queue_full)),
+        ("no_path", value(&counters.no_path)),
         ("too_long", value(&counters.too_long)),
         ("loaded", value(&counters.loaded)),
         ("failed_load", value(&counters.failed_loads)),

@@ -28,6 +28,9 @@ use tokio::{task::JoinSet, time::Instant};
 
 /// Notices of absence in one second: enough to correct an index, too few to flood it.
 const ABSENT_PER_SECOND: u32 = 256;
+/// What an eviction by command waits for the adoption of ssd paths: masters wait for its answer twice as long
+/// (`control.command_timeout`).
+const ADOPTION_PATIENCE: Duration = Duration::from_secs(5);
 
 /// See the module.
 pub struct Node {
@@ -219,10 +222,19 @@ impl Node {
 impl CommandSink for Node {
     async fn evict(&self, eviction: Eviction) -> Result<Evicted, String> {
         if let Some(tiering) = &self.tiering {
-            tiering.adopted().await; // Only what is known can be selected.
+            // Only what is known can be selected.
+            tiering.adopted_within(ADOPTION_PATIENCE).await.map_err(|error| {
+                format!("nothing was removed: {error}. Try again when it is done (larderctl stats)")
+            })?;
         }
-        let mut on_ssd = Vec::new();
-        let evicted = self.catalog.remove(&eviction, &mut on_ssd);
+        let catalog = Arc::clone(&self.catalog);
+        // It visits every block, so it is not done on a thread of the sessions.
+        let remove = move || {
+            let mut on_ssd = Vec::new();
+            (catalog.remove(&eviction, &mut on_ssd), on_ssd)
+        };
+        let (evicted, on_ssd) =
+            tokio::task::spawn_blocking(remove).await.map_err(|panicked| panicked.to_string())?;
         if let Some(tiering) = &self.tiering {
             tiering.forget(on_ssd).await.map_err(|error| {
                 format!("removed, but a restart would bring copies on an ssd back: {error}")

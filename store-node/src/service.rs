@@ -6,7 +6,7 @@ use crate::{
     metrics,
     node::Node,
     tiering::{Member, PathError, ScrubCounts, Tiering},
-    tiers::ssd::{Health, PathCounters},
+    tiers::ssd::{Health, PathCounters, io::DriverInUse},
 };
 use larder_proto::control::{
     AuditReply, AuditRequest, FencePathReply, FencePathRequest, ListPinsReply, ListPinsRequest,
@@ -15,7 +15,6 @@ use larder_proto::control::{
 };
 use parking_lot::Mutex;
 use std::{
-    collections::HashMap,
     path::Path,
     sync::{Arc, atomic::Ordering},
     time::Duration,
@@ -77,6 +76,9 @@ impl node_server::Node for NodeService {
             ("leased", &traffic.leases),
         ];
         let traffic = traffic.map(|(name, value)| (name, value.load(Ordering::Relaxed)));
+        let of_ssds = node.tiering().into_iter().flat_map(|tiering| {
+            metrics::tiering_events(tiering).map(|(name, value)| (format!("ssd_{name}"), value))
+        });
         Ok(Response::new(NodeStatusReply {
             node: node.id().as_bytes().to_vec().into(),
             name: self.name.clone(),
@@ -90,7 +92,7 @@ impl node_server::Node for NodeService {
             leases: node.leases().count(),
             writes_in_progress: catalog.writes_in_progress(Instant::now()).len() as u64,
             quarantined_bytes: node.leases().quarantined_bytes(),
-            counters: named(events.into_iter().chain(traffic)),
+            counters: named(events.into_iter().chain(traffic)).chain(of_ssds).collect(),
         }))
     }
 
@@ -244,8 +246,10 @@ fn refused(error: PathError) -> Status {
     }
 }
 
-fn named(counters: impl Iterator<Item = (&'static str, u64)>) -> HashMap<String, u64> {
-    counters.map(|(name, value)| (name.to_owned(), value)).collect()
+fn named(
+    counters: impl Iterator<Item = (&'static str, u64)>,
+) -> impl Iterator<Item = (String, u64)> {
+    counters.map(|(name, value)| (name.to_owned(), value))
 }
 
 /// Bytes that a path moved.
@@ -266,13 +270,19 @@ fn ssd_status(catalog: &Catalog, tiering: &Tiering) -> TierStatus {
             Health::Healthy => (true, String::new()),
             Health::Fenced(why) => (false, why.to_string()),
         };
+        let (driver, adoption) = (path.driver(), path.adoption());
+        let left = adoption.segments.saturating_sub(adoption.counts.segments);
         PathStatus {
             path: path.settings().name.display().to_string(),
             healthy,
             fenced_because,
             capacity_bytes: path.settings().capacity,
             used_bytes: path.used_bytes(),
-            counters: named(metrics::path_events(path).into_iter().chain(bytes(path))),
+            counters: named(metrics::path_events(path).into_iter().chain(bytes(path))).collect(),
+            driver: driver.as_ref().map(ToString::to_string).unwrap_or_default(),
+            driver_because: driver.as_ref().map(DriverInUse::why_not_better).unwrap_or_default(),
+            segments_to_adopt: if adoption.goes_on { left } else { 0 },
+            adopted_segments: adoption.counts.segments,
         }
     };
     let paths: Vec<_> = tiering.members().iter().map(of_path).collect();

@@ -64,20 +64,20 @@ impl StateDir {
 
     /// Folders that failed in an earlier life: what they hold may have been removed since, and must not
     /// come back.
-    pub fn failed_paths(&self) -> io::Result<FailedPaths> {
+    pub fn failed_paths(&self) -> io::Result<Vec<PathBuf>> {
         let text = read_whole(&self.path, "failed_paths")?.unwrap_or_default();
         let folders: Vec<_> = text.lines().map(PathBuf::from).collect();
         if folders.iter().any(|folder| !folder.is_absolute()) {
             return Err(bad(&self.path, "failed_paths", "must name one absolute folder a line"));
         }
-        Ok(FailedPaths(folders))
+        Ok(folders)
     }
 
     /// Notes a folder that has failed, by its [`place_of`].
     pub fn note_failed(&self, place: &Path) -> io::Result<()> {
         let mut failed = self.failed_paths()?;
-        if !failed.0.iter().any(|known| known == place) {
-            failed.0.push(place.to_owned());
+        if !failed.iter().any(|known| known == place) {
+            failed.push(place.to_owned());
         }
         self.write_failed(&failed)
     }
@@ -85,12 +85,13 @@ impl StateDir {
     /// A folder was emptied, and may be used again.
     pub fn note_emptied(&self, place: &Path) -> io::Result<()> {
         let mut failed = self.failed_paths()?;
-        failed.0.retain(|known| !is_at(known, place));
+        failed.retain(|known| known != place);
         self.write_failed(&failed)
     }
 
-    fn write_failed(&self, failed: &FailedPaths) -> io::Result<()> {
-        let lines: Option<Vec<_>> = failed.0.iter().map(|folder| folder.to_str()).collect();
+    /// Remembers these folders as the failed ones, and no others.
+    pub fn write_failed(&self, failed: &[PathBuf]) -> io::Result<()> {
+        let lines: Option<Vec<_>> = failed.iter().map(|folder| folder.to_str()).collect();
         let lines = lines.filter(|lines| lines.iter().all(|line| is_one_line(line)));
         let lines = lines
             .ok_or_else(|| bad(&self.path, "failed_paths", "a folder's name is no line of text"))?;
@@ -103,29 +104,12 @@ impl StateDir {
     }
 }
 
-/// Folders that have failed.
-#[derive(Debug)]
-pub struct FailedPaths(Vec<PathBuf>);
-
-impl FailedPaths {
-    /// Whether this is one of them, however it was called when it failed.
-    pub fn contain(&self, place: &Path) -> bool {
-        self.0.iter().any(|known| is_at(known, place))
-    }
-}
-
 /// The one name of a folder, whatever links and detours its path takes: of that part of it which is there.
 pub fn place_of(dir: &Path) -> PathBuf {
     let there = dir.ancestors().find_map(|above| Some((above, fs::canonicalize(above).ok()?)));
     let rest = there.and_then(|(above, place)| Some(place.join(dir.strip_prefix(above).ok()?)));
     // What is all there gets no separator at its end.
     rest.map_or_else(|| dir.to_owned(), |place| place.components().collect())
-}
-
-/// An earlier version remembered folders as the configuration called them, and so does this one where a disk
-/// did not even tell where its folder is.
-fn is_at(known: &Path, place: &Path) -> bool {
-    known == place || place_of(known) == place
 }
 
 /// Whether a name can be remembered.
@@ -219,15 +203,10 @@ mod tests {
         assert_eq!(place_of(&link.join("new")), real.join("new"), "what is not there yet");
 
         state.note_failed(&place_of(&link)).unwrap();
-        let knows = |name: &Path| state.failed_paths().unwrap().contain(&place_of(name));
+        let knows = |name: &Path| state.failed_paths().unwrap().contains(&place_of(name));
         assert!(knows(&real) && knows(&link) && knows(&detour) && !knows(&other));
         state.note_emptied(&place_of(&detour)).unwrap();
         assert!(!knows(&real) && !knows(&link));
-        // Of an earlier version: as the configuration called it.
-        fs::write(root.join("state/failed_paths"), link.to_str().unwrap()).unwrap();
-        assert!(knows(&real));
-        state.note_emptied(&place_of(&real)).unwrap();
-        assert!(!knows(&link));
         assert!(state.note_failed(Path::new("/two\nlines")).is_err());
     }
 

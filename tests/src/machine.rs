@@ -113,6 +113,37 @@ pub fn turn_read_only(mounted: &Path) -> io::Result<()> {
     std::fs::write(format!("/sys/fs/ext4/{device}/trigger_fs_error"), "a test")
 }
 
+/// A file system whose writers wait, as for a disk that hangs, until this is dropped.
+#[derive(Debug)]
+pub struct Frozen(std::fs::File);
+
+/// The ext4 that is mounted here takes no write from now on, and answers none.
+///
+/// # Errors
+/// It is not permitted.
+pub fn freeze(mounted: &Path) -> io::Result<Frozen> {
+    const FREEZE: libc::Ioctl = 0xc004_5877; // _IOWR('X', 119, int)
+    let root = std::fs::File::open(mounted)?;
+    own_ioctl(&root, FREEZE)?;
+    Ok(Frozen(root))
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        const THAW: libc::Ioctl = 0xc004_5878; // _IOWR('X', 120, int)
+        if let Err(error) = own_ioctl(&self.0, THAW) {
+            println!("a file system stays frozen: {error}");
+        }
+    }
+}
+
+fn own_ioctl(file: &std::fs::File, request: libc::Ioctl) -> io::Result<()> {
+    let mut unused = 0i32;
+    // SAFETY: the request may write one int, which lives until it returns.
+    #[expect(unsafe_code, reason = "the request has no safe wrapper among our crates")]
+    checked(unsafe { libc::ioctl(std::os::fd::AsRawFd::as_raw_fd(file), request, &raw mut unused) })
+}
+
 fn own_mounts() -> io::Result<()> {
     let (none, root) = (text("none")?, text("/")?);
     let private = libc::MS_REC | libc::MS_PRIVATE;

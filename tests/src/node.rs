@@ -12,8 +12,8 @@ use larder_client::{
 use larder_proto::{
     BlockKey, PartNumber, Tier, TierSet,
     control::{
-        EvictFilter, EvictRequest, NodeResult, NodeStatusReply, StatusRequest, TierStatus,
-        node_client::NodeClient,
+        EvictFilter, EvictRequest, NodeResult, NodeStatusReply, ReadmitPathRequest, StatusRequest,
+        TierStatus, node_client::NodeClient,
     },
     frame::{Code, Lookup},
 };
@@ -24,6 +24,7 @@ use std::{
     time::Duration,
 };
 use tokio::time::timeout;
+use tonic::{Status, transport::Channel};
 
 /// More than anything that ends may take, loads of a busy machine included.
 pub const LONG: Duration = Duration::from_secs(60);
@@ -89,9 +90,22 @@ impl Node {
 
     /// What it says of itself.
     pub async fn status(&self) -> NodeStatusReply {
+        self.control().await.status(StatusRequest {}).await.unwrap().into_inner()
+    }
+
+    /// Its service.
+    pub async fn control(&self) -> NodeClient<Channel> {
         let address = format!("http://{}", self.daemon.address("control"));
-        let mut client = NodeClient::connect(address).await.unwrap();
-        client.status(StatusRequest {}).await.unwrap().into_inner()
+        NodeClient::connect(address).await.unwrap()
+    }
+
+    /// Takes an ssd path in again.
+    ///
+    /// # Errors
+    /// The node's answer.
+    pub async fn readmit(&self, path: &Path) -> Result<(), Status> {
+        let path = path.display().to_string();
+        self.control().await.readmit_path(ReadmitPathRequest { path }).await.map(drop)
     }
 
     /// What it says of its ssd tier.

@@ -170,6 +170,11 @@ impl Table {
         self.rows.push((tone, cells.into_iter().map(|cell| clean(&cell)).collect()));
     }
 
+    /// Whether it has no rows.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
     fn render(&self, colour: bool) -> String {
         let mut out = String::new();
         if let Some(title) = &self.title {

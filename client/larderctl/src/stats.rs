@@ -67,7 +67,25 @@ struct TierPath {
     fenced_because: String,
     capacity_bytes: u64,
     used_bytes: u64,
+    driver: String,
+    driver_because: String,
+    adopted_segments: u64,
+    segments_to_adopt: u64,
     counters: Counters,
+}
+
+impl TierPath {
+    fn state(&self) -> (Tone, String) {
+        let (adopted, left) = (self.adopted_segments, self.segments_to_adopt);
+        match (self.healthy, left) {
+            (false, _) => (Tone::Bad, format!("fenced: {}", self.fenced_because)),
+            (true, 0) => (Tone::Plain, "in use".to_owned()),
+            (true, _) => {
+                let all = adopted + left;
+                (Tone::Odd, format!("in use; {adopted} of {all} segments read after the restart"))
+            }
+        }
+    }
 }
 
 impl From<&control::PathStatus> for TierPath {
@@ -78,6 +96,10 @@ impl From<&control::PathStatus> for TierPath {
             fenced_because: path.fenced_because.clone(),
             capacity_bytes: path.capacity_bytes,
             used_bytes: path.used_bytes,
+            driver: path.driver.clone(),
+            driver_because: path.driver_because.clone(),
+            adopted_segments: path.adopted_segments,
+            segments_to_adopt: path.segments_to_adopt,
             counters: path.counters.iter().map(|(name, value)| (name.clone(), *value)).collect(),
         }
     }
@@ -230,8 +252,8 @@ fn for_people(stats: &Stats) -> Vec<Section> {
     sections
 }
 
-/// Ssd paths, where there are any.
-fn paths(stats: &Stats) -> Option<Section> {
+/// Ssd paths, where there are any, and why they are not used in the best way.
+fn paths(stats: &Stats) -> Vec<Section> {
     let columns = [
         "node",
         "path",
@@ -242,20 +264,21 @@ fn paths(stats: &Stats) -> Option<Section> {
         "written>",
         "scrubbed>",
         "damaged>",
+        "driver",
         "state",
     ];
     let mut table =
         Table::new(&columns, "no ssd path").titled("Ssd paths, since the start of their node");
-    let mut any = false;
+    let mut notes = Vec::new();
     for node in &stats.nodes {
         let tiers = node.figures.iter().flat_map(|figures| &figures.tiers);
         for path in tiers.flat_map(|tier| &tier.paths) {
-            any = true;
             let counter = |name: &str| path.counters.get(name).copied().unwrap_or(0);
-            let (tone, state) = match path.healthy {
-                true => (Tone::Plain, "in use".to_owned()),
-                false => (Tone::Bad, format!("fenced: {}", path.fenced_because)),
-            };
+            let (tone, state) = path.state();
+            if !path.driver_because.is_empty() {
+                let TierPath { path, driver, driver_because, .. } = path;
+                notes.push(format!("{}, {path}: {driver}, because: {driver_because}", node.called));
+            }
             table.row(
                 tone,
                 [
@@ -268,12 +291,16 @@ fn paths(stats: &Stats) -> Option<Section> {
                     size(counter("written_bytes")),
                     size(counter("scrubbed_bytes")),
                     count(counter("damaged")),
+                    if path.driver.is_empty() { "-".to_owned() } else { path.driver.clone() },
                     state,
                 ],
             );
         }
     }
-    any.then_some(Section::Table(table))
+    if table.is_empty() {
+        return Vec::new();
+    }
+    [Section::Table(table)].into_iter().chain(notes.into_iter().map(Section::Text)).collect()
 }
 
 /// One row for each counter of each process. Counters that are zero are left out: JSON has them all.

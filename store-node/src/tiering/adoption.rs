@@ -1,6 +1,6 @@
 //! Taking in what an earlier life left, while the node serves.
 
-use super::Tiering;
+use super::{Member, Tiering};
 use crate::{
     catalog::Producer,
     metrics,
@@ -19,7 +19,7 @@ const AT_ONCE: usize = 256;
 /// before are taken in.
 pub(super) async fn run(
     tiering: Arc<Tiering>,
-    path: usize,
+    member: Arc<Member>,
     mut adoption: Adoption,
     stop: CancellationToken,
 ) {
@@ -39,13 +39,16 @@ pub(super) async fn run(
             take_in(&tiering, &mut producers, records),
             stop.run_until_cancelled(adoption.next())
         );
-        tiering.adopted.lock()[path] = counts;
+        member.adoption.lock().counts = counts;
         if done.is_multiple_of(PROGRESS) {
             tracing::info!(done, total, "adopting segments");
         }
     }
     let counts = adoption.counts();
-    tiering.adopted.lock()[path] = counts;
+    {
+        let mut progress = member.adoption.lock();
+        (progress.counts, progress.goes_on) = (counts, false);
+    }
     if total > 0 {
         tracing::info!(?counts, took = ?began.elapsed(), "segments adopted");
     }

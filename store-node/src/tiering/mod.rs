@@ -18,7 +18,7 @@ mod paths;
 mod scrub;
 mod writer;
 
-pub use paths::{Member, PathError, PathHost};
+pub use paths::{AdoptionProgress, Member, PathError, PathHost};
 pub use scrub::{ScrubCounts, ScrubError};
 
 use crate::{
@@ -34,8 +34,9 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
-use tokio::sync::watch;
+use tokio::{sync::watch, time::timeout};
 use tokio_util::sync::CancellationToken;
 use writer::Writer;
 
@@ -70,6 +71,8 @@ pub struct TieringCounters {
     pub offered: AtomicU64,
     pub committed: AtomicU64,
     pub refused: AtomicU64,
+    pub queue_full: AtomicU64,
+    pub no_path: AtomicU64,
     pub too_long: AtomicU64,
     pub loaded: AtomicU64,
     pub failed_loads: AtomicU64,
@@ -86,8 +89,6 @@ pub struct Tiering {
     /// Paths whose adoption has not ended.
     adopting: watch::Sender<usize>,
     host: Arc<dyn PathHost>,
-    /// By path.
-    adopted: parking_lot::Mutex<Vec<AdoptionCounts>>,
 }
 
 impl std::fmt::Debug for Tiering {
@@ -107,6 +108,17 @@ pub enum LoadError {
     Ssd(#[from] SsdError),
 }
 
+/// Not all of what earlier lives left is known yet.
+#[derive(Debug, Default, thiserror::Error)]
+#[error(
+    "the node was restarted, and {paths} of its ssd paths are still being read: {done} of {segments} segments"
+)]
+pub struct StillAdopting {
+    paths: u64,
+    done: u64,
+    segments: u64,
+}
+
 impl Tiering {
     /// Joins a catalog and its paths. What is put and used from now on is offered; nothing is written
     /// before [`Self::run`]. `host` remembers a path that has failed, before anything is acknowledged that
@@ -123,7 +135,6 @@ impl Tiering {
         let paths_in = members.iter().filter(|member| member.path().is_some()).count();
         let (adopting, _) = watch::channel(paths_in);
         metrics::adopting_paths(paths_in);
-        let adopted = vec![AdoptionCounts::default(); paths_in].into();
         let tiering = Arc::new(Self {
             catalog,
             members,
@@ -132,7 +143,6 @@ impl Tiering {
             counters: TieringCounters::default(),
             adopting,
             host,
-            adopted,
         });
         let to = Arc::downgrade(&tiering);
         tiering.catalog.offer_to(settings.admit, move |offer| {
@@ -145,8 +155,11 @@ impl Tiering {
     /// ready, until `stop`. What has begun to be written is ended.
     pub async fn run(self: Arc<Self>, adoptions: Vec<Adoption>, stop: CancellationToken) {
         let mut tasks = tokio::task::JoinSet::new();
-        for (path, adoption) in adoptions.into_iter().enumerate() {
-            tasks.spawn(adoption::run(Arc::clone(&self), path, adoption, stop.clone()));
+        for adoption in adoptions {
+            let of =
+                |member: &&Arc<Member>| member.settings().name == adoption.path().settings().name;
+            let Some(member) = self.members.iter().find(of).map(Arc::clone) else { continue };
+            tasks.spawn(adoption::run(Arc::clone(&self), member, adoption, stop.clone()));
         }
         for member in &self.members {
             tasks.spawn(keeper::run(Arc::clone(&self), Arc::clone(member), stop.clone()));
@@ -169,15 +182,31 @@ impl Tiering {
 
     /// What was adopted so far, and on how many paths it goes on.
     pub fn adoption(&self) -> (AdoptionCounts, usize) {
-        let adopted = self.adopted.lock();
-        let sum = adopted.iter().fold(AdoptionCounts::default(), |sum, path| sum.plus(*path));
-        (sum, *self.adopting.borrow())
+        let counts = self.members.iter().map(|member| member.adoption().counts);
+        (counts.fold(AdoptionCounts::default(), AdoptionCounts::plus), *self.adopting.borrow())
     }
 
     /// Ends when every path is adopted. Safe to cancel.
     pub async fn adopted(&self) {
         let mut adopting = self.adopting.subscribe();
         let _ = adopting.wait_for(|paths| *paths == 0).await; // The sender is `self`.
+    }
+
+    /// As [`Self::adopted`], for whoever cannot wait for long.
+    ///
+    /// # Errors
+    /// It goes on.
+    pub async fn adopted_within(&self, limit: Duration) -> Result<(), StillAdopting> {
+        timeout(limit, self.adopted()).await.map_err(|_| {
+            let progress = self.members.iter().map(|member| member.adoption());
+            progress.filter(|path| path.goes_on).fold(StillAdopting::default(), |sum, path| {
+                StillAdopting {
+                    paths: sum.paths + 1,
+                    done: sum.done + path.counts.segments,
+                    segments: sum.segments + path.segments,
+                }
+            })
+        })
     }
 
     /// Bytes of parts that wait to be written.

@@ -19,7 +19,10 @@
 //! new path, is noted there before the path takes part.
 
 use super::Tiering;
-use crate::tiers::ssd::{Health, OpenError, PathCounters, PathSettings, SsdPath, io::Folder};
+use crate::tiers::ssd::{
+    Adoption, AdoptionCounts, Health, OpenError, PathCounters, PathSettings, SsdPath,
+    io::{DriverInUse, Folder},
+};
 use larder_proto::{Generation, ids::NodeId};
 use parking_lot::Mutex;
 use std::{
@@ -105,6 +108,17 @@ fn list(paths: &[PathBuf]) -> String {
     }
 }
 
+/// How far taking in what an earlier life left on a path is.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct AdoptionProgress {
+    /// Segments that were there.
+    pub segments: u64,
+    /// What was found so far.
+    pub counts: AdoptionCounts,
+    /// It has not ended.
+    pub goes_on: bool,
+}
+
 /// A path of the tier, whatever becomes of it.
 #[derive(Debug)]
 pub struct Member {
@@ -116,6 +130,7 @@ pub struct Member {
     changed: Notify,
     /// Held while it is taken in again.
     readmission: tokio::sync::Mutex<()>,
+    pub(super) adoption: Mutex<AdoptionProgress>,
     /// Held by a scrub on demand.
     pub(super) scrub: tokio::sync::Mutex<()>,
     /// It could not note a removal, and the node could not remember that.
@@ -153,6 +168,7 @@ impl Member {
         path: Option<Arc<SsdPath>>,
         reason: &str,
     ) -> Self {
+        let adoption = AdoptionProgress { goes_on: path.is_some(), ..AdoptionProgress::default() };
         let seat = Seat { path, fenced_because: reason.into(), missed: Vec::new() };
         Self {
             node,
@@ -161,9 +177,17 @@ impl Member {
             seat: Mutex::new(seat),
             changed: Notify::new(),
             readmission: tokio::sync::Mutex::default(),
+            adoption: adoption.into(),
             scrub: tokio::sync::Mutex::default(),
             not_remembered: AtomicBool::new(false),
         }
+    }
+
+    /// What an earlier life left there is about to be adopted.
+    #[must_use]
+    pub fn adopting(mut self, adoption: &Adoption) -> Self {
+        self.adoption.get_mut().segments = adoption.left() as u64;
+        self
     }
 
     /// How it is used.
@@ -193,6 +217,16 @@ impl Member {
     /// Bytes of segments that hold records.
     pub fn used_bytes(&self) -> u64 {
         self.path().map_or(0, |path| path.used_bytes())
+    }
+
+    /// How far the adoption of this life is. A path that was out when the node started has none.
+    pub fn adoption(&self) -> AdoptionProgress {
+        *self.adoption.lock()
+    }
+
+    /// How its folder is read and written; nothing while it is out.
+    pub fn driver(&self) -> Option<DriverInUse> {
+        self.path()?.driver().cloned()
     }
 
     /// Ends when the path came or went.

@@ -77,6 +77,8 @@ struct Options {
     admit: Admit,
     promote: Promote,
     queue_bytes: u64,
+    /// Whether what earlier lives left is taken in before the test goes on.
+    adopts: bool,
 }
 
 impl Default for Options {
@@ -87,6 +89,7 @@ impl Default for Options {
             admit: Admit::SecondTouch,
             promote: Promote::SecondTouch,
             queue_bytes: 1 << 20,
+            adopts: true,
         }
     }
 }
@@ -118,7 +121,7 @@ impl Life {
             let node = NodeId::from_bytes([9; 16]);
             match SsdPath::open(node, disk.folder(), settings.clone(), true).await {
                 Ok((path, adoption)) => {
-                    paths.push(Member::from(path));
+                    paths.push(Member::from(path).adopting(&adoption));
                     adoptions.push(adoption);
                 }
                 Err(error) => paths.push(Member::out(node, settings, &error.to_string())),
@@ -131,8 +134,10 @@ impl Life {
             scrub_rate: 0,
         };
         let tiering = Tiering::new(Arc::clone(&catalog), paths, settings, Arc::new(host));
-        for (path, adoption) in adoptions.into_iter().enumerate() {
-            adoption::run(Arc::clone(&tiering), path, adoption, CancellationToken::new()).await;
+        for adoption in adoptions.into_iter().filter(|_| options.adopts) {
+            let member = tiering.member(&adoption.path().settings().name).unwrap();
+            let stop = CancellationToken::new();
+            adoption::run(Arc::clone(&tiering), Arc::clone(member), adoption, stop).await;
         }
         let mut writer = JoinSet::new();
         writer.spawn(writer::run(Arc::clone(&tiering), CancellationToken::new()));
@@ -542,6 +547,20 @@ async fn what_comes_at_once_is_spread_over_disks_that_nobody_has_measured() {
         tokio::task::yield_now().await; // Until they are under way.
     }
     assert_eq!(disks.map(|disk| disk.stalled()), [4, 4]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_cannot_wait_for_an_adoption_hears_how_far_it_is() {
+    let disk = disk(20);
+    Life::fill_alone(1, &disk, 0..3).await;
+    let life =
+        Life::begin(&[&disk], Options { life: 2, adopts: false, ..Options::default() }).await;
+    let limit = Duration::from_secs(5);
+    let error = life.tiering.adopted_within(limit).await.unwrap_err().to_string();
+    assert!(error.contains("1 of its ssd paths are still being read: 0 of 2 segments"), "{error}");
+    drop(life);
+    let life = Life::begin(&[&disk], Options { life: 3, ..Options::default() }).await;
+    life.tiering.adopted_within(limit).await.unwrap();
 }
 
 #[tokio::test]

@@ -86,6 +86,7 @@ impl Writer {
         };
         if !taken {
             counters.refused.fetch_add(1, Ordering::Relaxed);
+            counters.queue_full.fetch_add(1, Ordering::Relaxed);
         }
         taken
     }
@@ -115,7 +116,7 @@ pub(super) async fn run(tiering: Arc<Tiering>, stop: CancellationToken) {
 async fn write(tiering: Arc<Tiering>, offer: Offer, permit: OwnedSemaphorePermit) {
     let Offer { name, copy: dram, info } = offer;
     let generation = info.generation;
-    let mut tried = vec![false; tiering.members.len()];
+    let (mut tried, mut too_long) = (vec![false; tiering.members.len()], false);
     let written = loop {
         let Some((index, path)) = tiering.best_path(info.len, &tried) else { break None };
         tried[index] = true;
@@ -129,7 +130,10 @@ async fn write(tiering: Arc<Tiering>, offer: Offer, permit: OwnedSemaphorePermit
                 load.measured(before, began.elapsed().as_secs_f64());
                 break Some((path, copy));
             }
-            Err(SsdError::TooLong) => tiering.too_long(&info),
+            Err(SsdError::TooLong) => {
+                too_long = true;
+                tiering.say_too_long(&info);
+            }
             Err(SsdError::Busy | SsdError::Fenced(_)) => {}
             Err(error) => tracing::debug!(%error, part = %name, "write to an ssd"),
         }
@@ -140,6 +144,9 @@ async fn write(tiering: Arc<Tiering>, offer: Offer, permit: OwnedSemaphorePermit
         Some((path, copy)) => tiering.attach(&name, &path, &copy),
         None => {
             counters.refused.fetch_add(1, Ordering::Relaxed);
+            if !too_long {
+                counters.no_path.fetch_add(1, Ordering::Relaxed);
+            }
             tiering.catalog.written_to_ssd(&name, generation, None);
         }
     }
@@ -185,7 +192,7 @@ impl Tiering {
     }
 
     /// A part is longer than a segment can hold: said once, counted always.
-    fn too_long(&self, info: &larder_proto::frame::PartInfo) {
+    fn say_too_long(&self, info: &larder_proto::frame::PartInfo) {
         if self.counters.too_long.fetch_add(1, Ordering::Relaxed) == 0 {
             let len = info.len;
             tracing::warn!(

@@ -5,10 +5,10 @@ use larder_client::connection::Connection;
 use larder_proto::{BlockKey, Tier};
 use larder_tests::{
     blocks,
-    machine::{mount, mount_ext4, shut_down, turn_read_only, with_own_mounts},
+    machine::{freeze, mount, mount_ext4, shut_down, turn_read_only, with_own_mounts},
     node::{Node, adopted, client, evict, lookup, master, on_ssd, ssds, tier, until},
 };
-use std::{fs, io, path::Path};
+use std::{fs, io, os::unix::fs::MetadataExt, path::Path};
 
 /// Puts blocks, and reads each at once.
 async fn put_all(at: &Connection, keys: &[BlockKey]) {
@@ -134,6 +134,59 @@ async fn files_never_take_more_than_the_capacity_whatever_is_put_read_and_remove
     put_all(&node.tcp().await, &keys(1000..1200)).await;
     let physical = physical_bytes(&ssd);
     assert!(physical <= CAPACITY, "{physical} bytes of files");
+}
+
+#[test]
+fn a_disk_that_hangs_at_the_start_keeps_no_node_from_serving_and_is_taken_in_when_it_answers() {
+    let (dir, on) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    with_own_mounts(async || {
+        mount_ext4(&dir.path().join("image"), 96 << 20, on.path())?;
+        let (hung, good) = (on.path().join("ssd"), dir.path().join("ssd"));
+        fs::create_dir(&hung)?;
+        let frozen = freeze(on.path())?;
+        let mut flags = ssds(&[(&hung, "64MiB"), (&good, "64MiB")], "2MiB");
+        flags.push("--ssd.deadline=1s".to_owned());
+        let node = Node::start(dir.path(), "a", None, &flags).await;
+        let ssd = node.ssd().await;
+        let why = &ssd.paths[0].fenced_because;
+        assert!(why.contains("did not answer within 1s"), "{why}");
+        let (at, all) = (node.tcp().await, keys(0..20));
+        put_all(&at, &all).await;
+        on_ssd(&at, &all).await; // The other one is written to.
+
+        drop(frozen);
+        until("it is taken in", async || node.readmit(&hung).await.is_ok()).await;
+        assert!(node.ssd().await.paths[0].healthy);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_folder_whose_mount_is_missing_is_fenced_and_left_empty() {
+    let (dir, on) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    with_own_mounts(async || {
+        let ssd = on.path().join("ssd");
+        let flags = ssds(&[(&ssd, "24MiB")], "2MiB");
+        let flags: Vec<_> =
+            flags.into_iter().map(|flag| flag.replace("}]", ", mounted = true}]")).collect();
+        let on_root = fs::metadata("/")?.dev() == fs::metadata(on.path())?.dev();
+        if !on_root {
+            println!("skipped: {} does not lie on the file system of /", ssd.display());
+            return Ok(());
+        }
+        let node = Node::start(dir.path(), "a", None, &flags).await;
+        let why = node.ssd().await.paths[0].fenced_because.clone();
+        assert!(why.contains("no disk is mounted at"), "{why}");
+        assert!(!ssd.exists(), "nothing is made there");
+        assert!(node.readmit(&ssd).await.unwrap_err().message().contains("no disk is mounted"));
+        mount("tmpfs", "size=40m", on.path())?;
+        // The node sees what is mounted after it started: it has no mounts of its own.
+        node.readmit(&ssd).await.unwrap();
+        let (at, all) = (node.tcp().await, keys(0..10));
+        put_all(&at, &all).await;
+        on_ssd(&at, &all).await;
+        Ok(())
+    });
 }
 
 /// One of two paths fails under load, in some way.

@@ -1,9 +1,7 @@
 //! Machines that forbid things, and folders that are taken.
 
 use crate::bed::{is_exact, keys, on_disk, put};
-use larder_proto::control::{
-    FencePathRequest, NodeStatusReply, ReadmitPathRequest, node_client::NodeClient,
-};
+use larder_proto::control::{FencePathRequest, NodeStatusReply};
 use larder_tests::{
     machine::{mount, with_own_mounts, without_io_uring},
     node::{Node, adopted, client, master, on_ssd, ssds, tier},
@@ -13,7 +11,10 @@ use std::{
     os::unix::{fs::symlink, net::UnixListener},
     path::Path,
 };
-use tonic::{Code, Status, transport::Channel};
+use tonic::Code;
+
+/// What a node says in its log of a disk that it cannot use as it wants.
+const WORSE: &str = "not in the best way";
 
 /// A node here serves, writes to its ssd, and reads from there after a restart. What both lives said of
 /// how they read and write.
@@ -27,6 +28,11 @@ async fn serves(dir: &Path, ssd: &Path, by: &[&str]) -> [Vec<String>; 2] {
     }
     on_ssd(&at, &all).await;
     let first = node.daemon.logged();
+    // F48: what the log said once, status says as long as it is so.
+    let path = &node.ssd().await.paths[0];
+    let logged = |why: &str| first.iter().any(|line| line.contains(why));
+    assert!(!path.driver.is_empty() && logged(&path.driver_because), "{path:?}\n{first:#?}");
+    assert!(!logged(WORSE) || !path.driver_because.is_empty(), "{path:?}\n{first:#?}");
     node.daemon.kill().await.unwrap();
     let node = Node::start_by(by, dir, "a", Some(&master), &flags).await.unwrap();
     adopted(&client(&master)).await;
@@ -42,8 +48,7 @@ async fn serves(dir: &Path, ssd: &Path, by: &[&str]) -> [Vec<String>; 2] {
 /// It is said once a life, with why.
 fn said_once(lives: &[Vec<String>; 2], words: &[&str]) {
     for life in lives {
-        let said: Vec<_> =
-            life.iter().filter(|line| line.contains("not in the best way")).collect();
+        let said: Vec<_> = life.iter().filter(|line| line.contains(WORSE)).collect();
         assert_eq!(said.len(), 1, "{life:#?}");
         for word in words {
             assert!(said[0].contains(word), "{word:?} in {}", said[0]);
@@ -87,7 +92,7 @@ async fn a_node_that_may_lock_no_memory_serves() {
     let lives = serves(dir.path(), &dir.path().join("ssd"), &by).await;
     // Nothing needs locked memory here; where a kernel charges rings, that is said.
     for life in &lives {
-        let said = life.iter().filter(|line| line.contains("not in the best way")).count();
+        let said = life.iter().filter(|line| line.contains(WORSE)).count();
         assert!(said <= 1, "{life:#?}");
     }
 }
@@ -170,7 +175,7 @@ async fn a_disk_that_is_gone_at_the_start_is_fenced_and_comes_back_empty() {
     for key in &all {
         assert_eq!(is_exact(&at, *key).await, !lost.contains(key), "{key}");
     }
-    let again = readmit(&node, &first).await.unwrap_err();
+    let again = node.readmit(&first).await.unwrap_err();
     let cause = again.message().contains("No such device");
     assert!(again.code() == Code::FailedPrecondition && cause, "{again}");
     node.stop().await;
@@ -218,7 +223,7 @@ async fn one_folder_is_no_two_paths_and_stays_failed_by_any_name() {
     on_ssd(&at, &all).await;
     let path = link.display().to_string();
     let fence = FencePathRequest { path, reason: "test".to_owned() };
-    assert_eq!(control(&node).await.fence_path(fence).await.unwrap().into_inner().withdrawn, 20);
+    assert_eq!(node.control().await.fence_path(fence).await.unwrap().into_inner().withdrawn, 20);
     drop(at);
     node.stop().await;
     let node = start(&[&detour]).await.unwrap();
@@ -226,13 +231,4 @@ async fn one_folder_is_no_two_paths_and_stays_failed_by_any_name() {
     for key in &all {
         assert!(!is_exact(&at, *key).await, "{key}");
     }
-}
-
-async fn control(node: &Node) -> NodeClient<Channel> {
-    NodeClient::connect(format!("http://{}", node.daemon.address("control"))).await.unwrap()
-}
-
-async fn readmit(node: &Node, path: &Path) -> Result<(), Status> {
-    let path = path.display().to_string();
-    control(node).await.readmit_path(ReadmitPathRequest { path }).await.map(drop)
 }

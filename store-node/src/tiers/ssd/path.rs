@@ -8,7 +8,7 @@
 use super::{
     SsdError,
     format::{Nonce, SegmentHeader, Trailer},
-    io::{AlignedBuffer, File, Folder, PAGE, is_full},
+    io::{AlignedBuffer, DriverInUse, File, Folder, PAGE, is_full},
     removals::RemovalLog,
     segment::Segment,
 };
@@ -185,6 +185,11 @@ impl SsdPath {
         self.node
     }
 
+    /// How its folder is read and written, if that is a disk's.
+    pub fn driver(&self) -> Option<&DriverInUse> {
+        self.folder.driver_in_use()
+    }
+
     /// How it is used.
     pub fn settings(&self) -> &PathSettings {
         &self.settings
@@ -280,30 +285,37 @@ impl SsdPath {
     /// The disk failed, and the path is fenced; or it is fenced.
     pub async fn prepare(self: &Arc<Self>) -> Result<bool, SsdError> {
         self.begin_log().await?;
-        let (slot, sequence, is_new) = {
-            let mut state = self.state.lock();
-            if state.health != Health::Healthy {
-                drop(state);
-                return Err(self.fenced());
-            }
-            if state.prepared.is_some() {
-                return Ok(true);
-            }
-            let Some((slot, is_new)) = state.take_slot(self.slots_limit()) else {
-                return Ok(false);
+        let (slot, sequence, is_new, file) = loop {
+            let (slot, sequence, is_new) = {
+                let mut state = self.state.lock();
+                if state.health != Health::Healthy {
+                    drop(state);
+                    return Err(self.fenced());
+                }
+                if state.prepared.is_some() {
+                    return Ok(true);
+                }
+                let Some((slot, is_new)) = state.take_slot(self.slots_limit()) else {
+                    return Ok(false);
+                };
+                state.last_sequence += 1;
+                (slot, state.last_sequence, is_new)
             };
-            state.last_sequence += 1;
-            (slot, state.last_sequence, is_new)
+            match self.open_slot(slot, is_new).await {
+                Ok(file) => break (slot, sequence, is_new, file),
+                Err(error) if is_new && is_full(&error) => {
+                    self.no_room_for(slot);
+                    return Ok(false);
+                }
+                // Somebody else's: the slot stays taken, as if its file were being made, until the restart.
+                Err(error) if is_new && error.kind() == io::ErrorKind::AlreadyExists => {
+                    let (path, name) = (self.settings.name.display(), slot_name(slot));
+                    tracing::warn!(%path, name, "not a file of this node: its place is left out");
+                }
+                Err(error) => return Err(self.failed(error)),
+            }
         };
         let nonce = draw_nonce();
-        let file = match self.open_slot(slot, is_new).await {
-            Ok(file) => file,
-            Err(error) if is_new && is_full(&error) => {
-                self.no_room_for(slot);
-                return Ok(false);
-            }
-            Err(error) => return Err(self.failed(error)),
-        };
         self.begin(&file, nonce, sequence).await?;
         let segment = Segment::begun(Arc::downgrade(self), slot, nonce, sequence, file);
         let mut state = self.state.lock();

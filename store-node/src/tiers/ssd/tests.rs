@@ -250,6 +250,26 @@ async fn one_bad_file_does_not_stop_the_others() {
     }
 }
 
+#[tokio::test]
+async fn what_somebody_else_puts_in_the_place_of_a_segment_is_left_alone() {
+    let (device, arena) = (Simulated::new(18, 64 << 20), arena());
+    let (path, ..) = open(&device, Durability::None).await;
+    let of_others = device.folder();
+    of_others.create("segment-000001", SEGMENT).unwrap();
+    of_others.create("segment-000002", PAGE as u64).unwrap();
+    let mut held = BTreeMap::new();
+    for n in 0..60 {
+        make_ready(&path, &mut held).await.unwrap();
+        held.insert(n, put(&path, n).await.unwrap());
+    }
+    let slots: BTreeSet<u32> = held.values().map(|copy| copy.segment().slot).collect();
+    assert!(slots.is_disjoint(&[1, 2].into()) && slots.len() > 2, "{slots:?}");
+    for (n, copy) in &held {
+        get(&path, &arena, *n, copy).await.unwrap();
+    }
+    assert_eq!(of_others.open("segment-000002").unwrap().len(), PAGE as u64);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_disk_that_fails_or_stalls_is_fenced_and_asked_no_more() {
     let device = Simulated::new(8, 64 << 20);

@@ -19,6 +19,7 @@ use rustix::{
 };
 use std::{
     fs, io,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -38,11 +39,13 @@ pub struct DiskOptions {
     /// allowed; that serves requests on one stretch of it. Measured at 1 MiB, depth 8, on a quiet machine: a
     /// quarter to half of the CPU less, and 0.98 to 1.06 of fio's GB/s instead of 0.84 to 1.03.
     pub memory: Vec<Area>,
+    /// The folder must lie on another file system than `/`. Default: no.
+    pub mounted: bool,
 }
 
 impl Default for DiskOptions {
     fn default() -> Self {
-        Self { driver: DriverChoice::Auto, queue_depth: 64, memory: Vec::new() }
+        Self { driver: DriverChoice::Auto, queue_depth: 64, memory: Vec::new(), mounted: false }
     }
 }
 
@@ -71,6 +74,15 @@ pub enum OpenError {
         /// Whether one of them got as far as the disk, and that has failed.
         by_disk: bool,
     },
+    /// It was to lie on a disk of its own.
+    #[error(
+        "no disk is mounted at {}: it lies on the file system of /, and `mounted` is set for it",
+        path.display()
+    )]
+    NotMounted {
+        /// Of the folder.
+        path: PathBuf,
+    },
     /// The folder itself.
     #[error("{doing} {}", path.display())]
     Disk {
@@ -88,6 +100,7 @@ impl OpenError {
     pub fn is_of_the_disk(&self) -> bool {
         match self {
             Self::InUse { .. } => false,
+            Self::NotMounted { .. } => true,
             Self::NoDriver { by_disk, .. } => *by_disk,
             Self::Disk { source, .. } => is_of_the_disk(source),
         }
@@ -133,6 +146,9 @@ impl DiskFolder {
             let path = path.to_owned();
             move |source| OpenError::Disk { doing, path, source }
         };
+        if options.mounted && !is_mounted(path).map_err(disk("look for the disk of"))? {
+            return Err(OpenError::NotMounted { path: path.to_owned() });
+        }
         fs::create_dir_all(path).map_err(disk("make the folder"))?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let folder = rustix::fs::open(path, flags, Mode::empty())
@@ -257,6 +273,19 @@ impl Folder for DiskFolder {
         let of_files: u64 = files.iter().map(|(_, stat)| blocks(stat)).sum();
         Ok((of_files + blocks(&fstat(&self.folder)?)) * 512) // The unit of `st_blocks`, always.
     }
+
+    fn driver_in_use(&self) -> Option<&DriverInUse> {
+        Some(&self.in_use)
+    }
+}
+
+/// Whether a folder, or what is there of the way to it, lies on another file system than `/`.
+fn is_mounted(path: &Path) -> io::Result<bool> {
+    let there = path.ancestors().find_map(|above| fs::metadata(above).ok());
+    Ok(match there {
+        Some(there) => there.dev() != fs::metadata("/")?.dev(),
+        None => false,
+    })
 }
 
 /// Opens a file for reading and writing, past the page cache or not.

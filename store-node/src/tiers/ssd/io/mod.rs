@@ -80,6 +80,9 @@ pub trait Folder: Debug + Send + Sync + 'static {
     /// # Errors
     /// The folder cannot be read.
     fn physical_bytes(&self) -> io::Result<u64>;
+
+    /// How its files are read and written, if they are on a disk.
+    fn driver_in_use(&self) -> Option<&DriverInUse>;
 }
 
 /// A file of fixed length. Requests run side by side and end in any order.

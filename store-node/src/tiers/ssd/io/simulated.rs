@@ -1,6 +1,8 @@
 //! A disk in memory that crashes, tears, flips, fills up and stalls, by a seed.
 
-use super::{AlignedBuffer, Completion, File, Folder, PAGE, Pending, ReadBuffer, ReadInto};
+use super::{
+    AlignedBuffer, Completion, DriverInUse, File, Folder, PAGE, Pending, ReadBuffer, ReadInto,
+};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rand::{RngExt, SeedableRng};
@@ -241,6 +243,10 @@ impl Folder for SimulatedFolder {
 
     fn sync(&self) -> io::Result<()> {
         self.device.io(true)
+    }
+
+    fn driver_in_use(&self) -> Option<&DriverInUse> {
+        None
     }
 
     fn physical_bytes(&self) -> io::Result<u64> {

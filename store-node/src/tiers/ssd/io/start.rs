@@ -60,7 +60,21 @@ pub struct DriverInUse {
     pub not_locked: Option<String>,
 }
 
+impl fmt::Display for DriverInUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, direct, .. } = *self;
+        Way::new(kind, direct).fmt(f)
+    }
+}
+
 impl DriverInUse {
+    /// Why it is not a better one, or not used at its best; empty where it is.
+    pub fn why_not_better(&self) -> String {
+        let reasons: Vec<&str> =
+            self.refused.iter().chain(&self.not_locked).map(String::as_str).collect();
+        reasons.join("; ")
+    }
+
     /// Says it in the log.
     pub(super) fn say(&self, path: &Path) {
         let Self { kind, direct, refused, not_locked } = self;

@@ -1,6 +1,8 @@
 //! `larder-node` as a whole: opens the state, touches the memory, binds, and runs every task until one
 //! ends or the node is told to stop.
 
+mod ssds;
+
 use crate::{
     advice,
     catalog::Catalog,
@@ -14,15 +16,8 @@ use crate::{
     metrics,
     node::Node,
     service::NodeService,
-    state::{StateDir, is_one_line, place_of},
-    tiering::{Member, PathHost, Tiering},
-    tiers::{
-        dram::Arena,
-        ssd::{
-            Adoption, PathSettings, SsdPath,
-            io::{DiskFolder, DiskOptions, Folder, OpenError},
-        },
-    },
+    state::StateDir,
+    tiers::dram::Arena,
     transfer::{self, Listener},
 };
 use larder_client::{connection::Identity, masters::Masters, peers::Peers};
@@ -31,7 +26,6 @@ use larder_daemon::{
     address::{AdvertiseAddress, announce},
     config::ByteSize,
     http::Health,
-    run::chain,
 };
 use larder_proto::{
     control::node_server::NodeServer,
@@ -39,14 +33,7 @@ use larder_proto::{
     ids::{Incarnation, NodeId},
 };
 use parking_lot::Mutex;
-use std::{
-    collections::HashMap,
-    fs, io,
-    os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{fs, io, path::Path, sync::Arc, time::Duration};
 use tokio::{
     runtime::Runtime,
     task::JoinHandle,
@@ -54,7 +41,7 @@ use tokio::{
 };
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
 /// How often gauges are brought up to date.
 const GAUGES: Duration = Duration::from_secs(1);
@@ -85,7 +72,7 @@ pub async fn run(config: NodeConfig, context: Context) -> Result<(), TaskError> 
     let (tiering, adoptions) = match config.ssd.path.as_slice() {
         [] => (None, Vec::new()),
         _ => {
-            let (tiering, adoptions) = open_ssds(&config, id, &catalog, &state, &context).await?;
+            let (tiering, adoptions) = ssds::open(&config, id, &catalog, &state, &context).await?;
             (Some(tiering), adoptions)
         }
     };
@@ -214,139 +201,6 @@ impl Drop for SessionThreads {
         if let Some(runtime) = self.0.take() {
             runtime.shutdown_background(); // The sessions have ended, or the process is about to.
         }
-    }
-}
-
-/// Opens all paths; what earlier lives left there is adopted while the node serves. A disk that has failed
-/// does not keep the others from being used: its path is out, as if it had failed while the node ran.
-async fn open_ssds(
-    config: &NodeConfig,
-    id: NodeId,
-    catalog: &Arc<Catalog>,
-    state: &Arc<StateDir>,
-    context: &Context,
-) -> Result<(Arc<Tiering>, Vec<Adoption>), TaskError> {
-    let failed = state.failed_paths()?;
-    let disk = config.ssd.disk_options(catalog.arena());
-    let (mut members, mut adoptions) = (Vec::new(), Vec::new());
-    let (mut places, mut folders) = (HashMap::new(), Vec::new());
-    for (index, one) in config.ssd.path.iter().enumerate() {
-        context.health.starting(format!("opening {}", one.dir.display()));
-        // Now, while the disk still tells: by this name it is known when it fails.
-        let place = place_of(&one.dir);
-        let refuse = |why: &str| {
-            let dir = one.dir.display();
-            io::Error::other(format!("open ssd.path[{index}].dir = {dir}: {why}"))
-        };
-        if !place.to_str().is_some_and(is_one_line) {
-            let why = format!("it leads to {place:?}, whose name is no line of text");
-            return Err(refuse(&why).into());
-        }
-        let keep = !failed.contain(&place);
-        let settings = config.ssd.path_settings(one);
-        let opened = open_ssd(id, settings.clone(), disk.clone(), keep).await;
-        // Each folder is told from the others by what it is: its path may take another way to it.
-        let folder = fs::metadata(&one.dir).ok().map(|folder| (folder.dev(), folder.ino()));
-        let same = folder.and_then(|_| folders.iter().position(|other| *other == folder));
-        if let Some(other) = same {
-            let of_other = config.ssd.path[other].dir.display();
-            let why = format!(
-                "it is the folder of ssd.path[{other}] ({of_other}); give each path a folder of its own"
-            );
-            return Err(refuse(&why).into());
-        }
-        folders.push(folder);
-        match opened {
-            Ok((path, adoption)) => {
-                if !keep {
-                    warn!(path = %one.dir.display(), "the path had failed: it starts empty");
-                    state.note_emptied(&place)?;
-                }
-                members.push(Member::from(path));
-                adoptions.push(adoption);
-            }
-            Err(NotOpened { why, by_disk: true }) => {
-                let path = one.dir.display();
-                error!(%path, why, "ssd path fenced: it cannot be opened");
-                // Nothing that is removed from now on can be noted there.
-                state.note_failed(&place)?;
-                members.push(Member::out(id, settings, &why));
-            }
-            Err(NotOpened { why, by_disk: false }) => {
-                return Err(refuse(&why).into());
-            }
-        }
-        places.insert(one.dir.clone(), place);
-    }
-    let noting = Mutex::default();
-    let host = SsdHost { state: Arc::clone(state), options: disk, places, noting };
-    let settings = config.ssd.tiering();
-    let tiering = Tiering::new(Arc::clone(catalog), members, settings, Arc::new(host));
-    Ok((tiering, adoptions))
-}
-
-/// Why a path is not open.
-struct NotOpened {
-    why: String,
-    /// It is not that somebody named the wrong folder.
-    by_disk: bool,
-}
-
-async fn open_ssd(
-    id: NodeId,
-    settings: PathSettings,
-    disk: DiskOptions,
-    keep: bool,
-) -> Result<(Arc<SsdPath>, Adoption), NotOpened> {
-    let dir = settings.name.clone();
-    let open = move || DiskFolder::open(&dir, &disk);
-    let opened = tokio::task::spawn_blocking(open).await;
-    let opened = opened.map_err(|panicked| NotOpened { why: chain(&panicked), by_disk: false })?;
-    let folder = opened.map_err(|error| {
-        let by_disk = error.is_of_the_disk();
-        NotOpened { why: chain(&error), by_disk }
-    })?;
-    SsdPath::open(id, Arc::new(folder), settings, keep).await.map_err(|error| {
-        let by_disk = error.is_of_the_disk();
-        NotOpened { why: chain(&error), by_disk }
-    })
-}
-
-/// What the ssd tier needs of this process.
-struct SsdHost {
-    state: Arc<StateDir>,
-    options: DiskOptions,
-    /// By the name of a path: where it was found to be when the node started.
-    places: HashMap<PathBuf, PathBuf>,
-    /// Held while the list of failed paths is read and written.
-    noting: Mutex<()>,
-}
-
-impl PathHost for SsdHost {
-    fn open(&self, dir: &Path) -> io::Result<Arc<dyn Folder>> {
-        match DiskFolder::open(dir, &self.options) {
-            Ok(folder) => Ok(Arc::new(folder)),
-            Err(error @ OpenError::InUse { .. }) => {
-                Err(io::Error::new(io::ErrorKind::ResourceBusy, error))
-            }
-            Err(error) => Err(io::Error::other(chain(&error))),
-        }
-    }
-
-    fn note_failed(&self, dir: &Path) -> io::Result<()> {
-        let _alone = self.noting.lock();
-        self.state.note_failed(self.place(dir))
-    }
-
-    fn note_emptied(&self, dir: &Path) -> io::Result<()> {
-        let _alone = self.noting.lock();
-        self.state.note_emptied(self.place(dir))
-    }
-}
-
-impl SsdHost {
-    fn place<'a>(&'a self, dir: &'a Path) -> &'a Path {
-        self.places.get(dir).map_or(dir, PathBuf::as_path)
     }
 }
 
