@@ -3,7 +3,8 @@
 //! Three kinds. A block whose parent nobody holds cannot be reached by any match, and neither can what follows it.
 //! A block of which nobody holds a part that every match needs is of no use to anybody. And of a block that several
 //! nodes hold one of them is chosen to keep it: the one with the fastest copy and, of those, the one that a hash
-//! of block and node picks. Every master picks the same one, so two holders are not told to rely on each other.
+//! of the block's chain and the node picks: a chain that several hold is kept whole by one of them, and the others may
+//! let go of all of it, from its end. Every master picks the same one, so two holders are not told to rely on each other.
 //!
 //! Said is only what the index is sure of: an absence counts when the answer sees the whole cluster, and a keeper
 //! is one whose node is in session. It may be out of date when it arrives: the node has the last word.
@@ -13,7 +14,9 @@ use crate::{
     cluster::Cluster,
     index::{HOLDER_LIMIT, Holder, finalise},
 };
-use larder_proto::{BlockKey, Location, ModelVersion, NodeId, control, ids::TenantId};
+use larder_proto::{
+    BlockKey, Location, ModelVersion, NodeId, control, ids::TenantId, wire::DecodeError,
+};
 use std::cmp::Reverse;
 
 /// Answers a node that asks what it can miss.
@@ -31,6 +34,7 @@ pub fn advise(
     let layout = field("layout", request.layout.as_ref().try_into())?;
     let held = keys("keys", &request.keys, keys_limit)?;
     let parents = keys("parents", &request.parents, keys_limit)?;
+    let chain_of = chains(&held, &request.chains)?;
     let counters = cluster.counters();
     counters.advise_calls.add(1);
     counters.advise_keys.add((held.len() + parents.len()) as u64);
@@ -46,7 +50,7 @@ pub fn advise(
             let Some(mine) = mine.filter(|_| holders.len() < HOLDER_LIMIT) else { continue };
             if !index.is_usable(space, holders) {
                 reply.broken.push(at);
-            } else if keeper(naming, key, mine, holders) != Some(asker) {
+            } else if keeper(naming, chain_of(at, key), mine, holders) != Some(asker) {
                 reply.spare.push(at);
             }
         }
@@ -62,16 +66,25 @@ pub fn advise(
     Ok(control::AdviseReply { gone, broken, spare, coverage: Some(coverage) })
 }
 
-/// Who of the holders keeps a block: `mine`, or one that is in session and holds all that `mine` is.
-fn keeper(
-    naming: &mut Naming,
-    key: &BlockKey,
-    mine: &Holder,
-    holders: &[Holder],
-) -> Option<Location> {
+/// The number of the chain of each block that is asked about.
+fn chains<'a>(
+    held: &[BlockKey],
+    chains: &'a [u64],
+) -> Result<impl Fn(u32, &BlockKey) -> u64 + use<'a>, BadRequest> {
+    if !chains.is_empty() && chains.len() != held.len() {
+        let (value, limit) = (chains.len() as u64, held.len() as u64);
+        let what = "number of chains, one for each key,";
+        return field("chains", Err(DecodeError::Limit { what, value, limit }));
+    }
+    let of = |at: u32| chains.get(at as usize).copied();
+    Ok(move |at, key: &BlockKey| of(at).unwrap_or_else(|| key.chain()))
+}
+
+/// Who of the holders keeps a block of this chain: `mine`, or one that is in session and holds all that `mine` is.
+fn keeper(naming: &mut Naming, chain: u64, mine: &Holder, holders: &[Holder]) -> Option<Location> {
     let mut weigh = |holder: &Holder| {
         let node = naming.node(holder.location)?;
-        Some((holder.tiers.fastest()?, Reverse(weight(key, &node)), holder.location))
+        Some((holder.tiers.fastest()?, Reverse(weight(chain, &node)), holder.location))
     };
     let others = holders.iter().filter(|holder| holder.location != mine.location);
     let able = others.filter(|holder| mine.parts.is_within(&holder.parts));
@@ -80,10 +93,11 @@ fn keeper(
     [own, best].into_iter().flatten().min().map(|(_, _, location)| location)
 }
 
-/// Who keeps a block among equals: the highest weight (rendezvous hashing, Thaler and Ravishankar 1998). FNV-1a
+/// Who keeps a chain among equals: the highest weight (rendezvous hashing, Thaler and Ravishankar 1998). FNV-1a
 /// and a finaliser, both without a secret: the same on every master.
-fn weight(key: &BlockKey, node: &NodeId) -> u64 {
-    let bytes = key.as_bytes().iter().chain(node.as_bytes());
+fn weight(chain: u64, node: &NodeId) -> u64 {
+    let chain = chain.to_le_bytes();
+    let bytes = chain.iter().chain(node.as_bytes());
     finalise(bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
     }))

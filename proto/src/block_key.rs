@@ -29,6 +29,13 @@ impl BlockKey {
         prefix.copy_from_slice(&self.as_bytes()[..16]);
         KeyPrefix::from_bytes(prefix)
     }
+
+    /// A number for the chain of which this is the root, where few chains are told apart.
+    pub fn chain(&self) -> u64 {
+        let mut first = [0; 8];
+        first.copy_from_slice(&self.as_bytes()[..8]);
+        u64::from_le_bytes(first)
+    }
 }
 
 /// The scheme of block keys. A new meaning of any field is a new scheme.

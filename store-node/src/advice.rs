@@ -39,20 +39,26 @@ pub async fn run(node: Arc<Node>, options: AdviceOptions, stop: CancellationToke
 }
 
 async fn rounds(node: &Node, options: AdviceOptions) {
-    let mut told = false;
+    let (mut told, mut blocks) = (false, BLOCKS);
     let mut holds = HOLDS.max(options.interval * 2);
     loop {
         let began = Instant::now();
         let next = began + options.interval;
         let arena = node.catalog().arena();
         if arena.used_bytes() > arena.capacity_bytes() / 2 {
-            match round(node, options, holds).await {
+            match round(node, options, blocks, holds).await {
                 Ok(()) => {
                     told = false;
                     holds = holds.max(began.elapsed() * 2);
                 }
+                // Its limit is the master's to choose (`control.keys_limit`), and may be lower than ours.
+                Err(ClientError::Invalid(why)) if blocks > 1 => {
+                    blocks /= 2;
+                    tracing::debug!(why, blocks, "masters are asked about fewer blocks at a time");
+                    continue;
+                }
                 Err(error) if !std::mem::replace(&mut told, true) => {
-                    tracing::debug!(%error, "no advice from masters");
+                    tracing::info!(%error, "no advice from masters");
                 }
                 Err(_) => {}
             }
@@ -62,13 +68,18 @@ async fn rounds(node: &Node, options: AdviceOptions) {
 }
 
 /// Asks about every block once.
-async fn round(node: &Node, options: AdviceOptions, holds: Duration) -> Result<(), ClientError> {
+async fn round(
+    node: &Node,
+    options: AdviceOptions,
+    blocks: usize,
+    holds: Duration,
+) -> Result<(), ClientError> {
     let idle = options.idle;
     let mut asked = 0;
     for shard in 0..SHARDS {
         let Ok(shard) = u8::try_from(shard) else { break };
         node.catalog().tell_time();
-        for question in node.catalog().questions(Shard(shard), idle, BLOCKS) {
+        for question in node.catalog().questions(Shard(shard), idle, blocks) {
             let advice = ask(node, &question).await?;
             node.catalog().take_advice(&question, &advice, idle, holds);
             asked += question.held.len() + QUESTION;
@@ -82,7 +93,7 @@ async fn round(node: &Node, options: AdviceOptions, holds: Duration) -> Result<(
 }
 
 async fn ask(node: &Node, question: &Question) -> Result<Advice, ClientError> {
-    let Question { tenant, model, held, parents } = question;
+    let Question { tenant, model, held, chains, parents } = question;
     let request = control::AdviseRequest {
         node: Bytes::copy_from_slice(node.id().as_bytes()),
         tenant: Bytes::copy_from_slice(tenant.as_bytes()),
@@ -90,6 +101,7 @@ async fn ask(node: &Node, question: &Question) -> Result<Advice, ClientError> {
         layout: Bytes::copy_from_slice(model.layout.as_bytes()),
         keys: packed_keys(held),
         parents: packed_keys(parents),
+        chains: chains.clone(),
     };
     let call = |mut master: control::master_client::MasterClient<_>| {
         let request = request.clone();

@@ -153,7 +153,12 @@ pub async fn within<T>(what: &str, waited_for: impl Future<Output = T>) -> T {
 
 /// A master whose state lies in `dir`.
 pub async fn master(dir: &Path) -> Daemon {
-    let args = [
+    master_with(dir, &[]).await
+}
+
+/// As [`master`], with more flags.
+pub async fn master_with(dir: &Path, more: &[&str]) -> Daemon {
+    let mut args = vec![
         format!("--state_dir={}", dir.join("master").display()),
         "--control.listen=127.0.0.1:0".to_owned(),
         "--nodes.heartbeat=200ms".to_owned(),
@@ -161,6 +166,7 @@ pub async fn master(dir: &Path) -> Daemon {
         "--metrics.listen=127.0.0.1:0".to_owned(),
         "--log.level=warn".to_owned(),
     ];
+    args.extend(more.iter().map(ToString::to_string));
     Daemon::start("larder-master", &args, &["control"]).await.unwrap()
 }
 

@@ -6,7 +6,7 @@ use larder_proto::{BlockKey, control::StatusRequest};
 use larder_tests::{
     blocks::{bytes, key, reserve},
     demo::await_entries,
-    node::{Node, client, evict, lookup, master, put, until},
+    node::{Node, client, evict, lookup, master, master_with, put, until},
     process::Daemon,
 };
 use std::path::Path;
@@ -53,10 +53,14 @@ async fn put_all(to: &Connection, numbers: std::ops::Range<u64>) {
     }
 }
 
-/// Puts a block that follows another one.
+/// Puts a block that follows another one, which is the first of its chain.
 async fn put_after(to: &Connection, parent: BlockKey, own: BlockKey) {
+    put_follower(to, parent, parent, own).await;
+}
+
+async fn put_follower(to: &Connection, root: BlockKey, parent: BlockKey, own: BlockKey) {
     let mut wish = reserve(own, BLOCK);
-    (wish.parent, wish.root) = (Some(parent), parent);
+    (wish.parent, wish.root) = (Some(parent), root);
     let stored = to.put(&wish, bytes(&own, BLOCK).into()).await;
     assert!(matches!(stored, Ok(PutOutcome::Stored(_))), "{stored:?}");
 }
@@ -80,6 +84,39 @@ async fn what_follows_a_block_that_nobody_holds_any_more_goes_first() {
     put_all(&at_b, 200..202).await;
     assert_eq!(holds(&at_b, &[key(2), key(3)]).await, [false, false]);
     assert!(holds(&at_b, &[key(100), key(101)]).await.iter().all(|there| *there));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_a_chain_that_two_nodes_hold_one_keeps_all_and_the_other_lets_go_from_its_end() {
+    let dir = tempfile::tempdir().unwrap();
+    // A master that takes fewer keys at a time than a node asks about: a question is about one shard, which the
+    // first byte of a key decides.
+    let master = master_with(dir.path(), &["--control.keys_limit=8"]).await;
+    let (a, b) = (start(dir.path(), "a", &master).await, start(dir.path(), "b", &master).await);
+    let both = [a.tcp().await, b.tcp().await];
+    let of_shard =
+        |n: u8| BlockKey::from_bytes([&[9, n][..], &[n; 30]].concat().try_into().unwrap());
+    let chain: Vec<BlockKey> = (1..13).map(of_shard).collect();
+    for (at, others) in both.iter().zip([100..118, 200..218]) {
+        put_all(at, others).await; // Older, so lru alone would take these.
+        put(at, chain[0], BLOCK).await.unwrap();
+        for (parent, own) in chain.iter().zip(&chain[1..]) {
+            put_follower(at, chain[0], *parent, *own).await;
+        }
+    }
+    await_entries(master.address("control"), 60).await.unwrap();
+    let all = chain.len() as u64;
+    let advised_now = async || [advised(&a).await, advised(&b).await];
+    until("one of them is advised against all of it", async || {
+        advised_now().await.iter().any(|count| *count >= all)
+    })
+    .await;
+    put_all(&both[0], 300..306).await;
+    put_all(&both[1], 400..406).await;
+    let kept = [holds(&both[0], &chain).await, holds(&both[1], &chain).await];
+    let counts = kept.each_ref().map(|held| held.iter().filter(|there| **there).count());
+    assert!(counts == [12, 6] || counts == [6, 12], "{kept:?}");
+    assert!(kept.iter().all(|held| held[..6].iter().all(|there| *there)), "from the end: {kept:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -8,7 +8,7 @@
 use larder_proto::{BlockKey, LayoutFingerprint, ids::TenantName};
 use larder_store_node::{
     catalog::BlockId,
-    eviction::{Order, Policy, Proposal, Spare, Unit, UseClock, Verdict},
+    eviction::{Order, Policy, Proposal, Released, Spare, Unit, UseClock, Verdict},
 };
 use std::sync::Arc;
 
@@ -121,11 +121,14 @@ impl Blocks {
         Verdict::Evicted(parent.and_then(|parent| self.child_left(parent)))
     }
 
-    fn child_left(&mut self, parent: u32) -> Option<Arc<Unit>> {
+    fn child_left(&mut self, parent: u32) -> Option<Released> {
         let block = self.of(parent);
         block.children -= 1;
-        let back = block.children == 0 && std::mem::take(&mut block.parked);
-        block.unit.clone().filter(|_| back)
+        if block.children > 0 {
+            return None;
+        }
+        let parked = std::mem::take(&mut block.parked);
+        block.unit.clone().map(|unit| Released { unit, parked })
     }
 }
 

@@ -25,6 +25,8 @@ pub struct Question {
     pub model: ModelVersion,
     /// Blocks that are here and were not used for a while.
     pub held: Vec<BlockKey>,
+    /// Of each of these: the number of its chain.
+    pub chains: Vec<u64>,
     /// Blocks that are not here, and that some of those follow.
     pub parents: Vec<BlockKey>,
 }
@@ -40,8 +42,8 @@ pub struct Advice {
     pub spare: Vec<u32>,
 }
 
-/// A block and its parent.
-type Linked = (BlockKey, Option<BlockKey>);
+/// A block, its root and its parent.
+type Linked = (BlockKey, BlockKey, Option<BlockKey>);
 
 impl Catalog {
     /// What to ask about the blocks of a shard that were not used for `idle`, at most `limit` of them a question.
@@ -53,20 +55,21 @@ impl Catalog {
             if block.is_stored() && block.unit.as_ref().is_some_and(is_idle) {
                 let model = ModelVersion { content: block.content, layout: id.layout };
                 let blocks = spaces.entry((id.tenant, model)).or_default();
-                blocks.push((id.key, block.parent));
+                blocks.push((id.key, block.root, block.parent));
             }
         }
         let mut questions = Vec::new();
         for ((tenant, model), blocks) in spaces {
             for some in blocks.chunks(limit.max(1)) {
-                let held = some.iter().map(|(key, _)| *key).collect();
-                let parents: BTreeSet<BlockKey> = some.iter().filter_map(|(_, p)| *p).collect();
+                let held = some.iter().map(|(key, ..)| *key).collect();
+                let chains = some.iter().map(|(_, root, _)| root.chain()).collect();
+                let parents: BTreeSet<BlockKey> = some.iter().filter_map(|(.., p)| *p).collect();
                 let is_away = |key: &BlockKey| {
                     let id = BlockId { tenant, layout: model.layout, key: *key };
                     !self.shard(&id).get(&id).is_some_and(|block| block.is_stored())
                 };
                 let parents = parents.into_iter().filter(is_away).collect();
-                questions.push(Question { tenant, model, held, parents });
+                questions.push(Question { tenant, model, held, chains, parents });
             }
         }
         questions
@@ -80,7 +83,7 @@ impl Catalog {
         idle: Duration,
         time: Duration,
     ) -> u64 {
-        let Question { tenant, model, held, parents } = question;
+        let Question { tenant, model, held, chains: _, parents } = question;
         let id = |key: &BlockKey| BlockId { tenant: *tenant, layout: model.layout, key: *key };
         let of = |list: &[BlockKey], places: &[u32]| -> Vec<BlockId> {
             places.iter().filter_map(|at| list.get(*at as usize)).map(id).collect()

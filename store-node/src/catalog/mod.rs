@@ -29,7 +29,7 @@ pub use room::Watermarks;
 pub use tiers::{Admit, Audit, Offer};
 
 use crate::{
-    eviction::{Order, Policy, Unit, UseClock},
+    eviction::{Order, Policy, Released, UseClock},
     inventory::{BlockState, Change, ChangeLog, command::Evicted, log::Loss},
     sync::{Mutex, MutexGuard},
     tiers::{
@@ -419,10 +419,10 @@ impl Catalog {
         removal
     }
 
-    /// A parent lost this child: if it was parked for it alone, it may be evicted again.
+    /// A parent lost this child: if it was its last one, it may be evicted again.
     fn let_go(&self, child: &BlockId, orphaned_parent: Option<BlockId>) {
-        if let Some(unit) = orphaned_parent.and_then(|parent| self.child_left(&parent, child)) {
-            self.order.lock().admit(unit, &self.clock);
+        if let Some(released) = orphaned_parent.and_then(|parent| self.child_left(&parent, child)) {
+            self.order.lock().release(released, &self.clock);
         }
     }
 
@@ -515,9 +515,9 @@ impl Catalog {
         block.children.insert(child.key);
     }
 
-    /// Notes that a block with this parent is gone. A parent that was parked for its children and has
-    /// none left comes back: the caller admits it to the order, whose lock may not be taken here.
-    fn child_left(&self, parent: &BlockId, child: &BlockId) -> Option<Arc<Unit>> {
+    /// Notes that a block with this parent is gone. A parent that has none left is released, if its turn has
+    /// come before: the caller tells the order, whose lock may not be taken here.
+    fn child_left(&self, parent: &BlockId, child: &BlockId) -> Option<Released> {
         let mut shard = self.shard(parent);
         let block = shard.get_mut(parent)?;
         block.children.remove(&child.key);
@@ -525,11 +525,11 @@ impl Catalog {
             return None;
         }
         let parked = std::mem::take(&mut block.parked);
-        let unit = block.unit.clone().filter(|_| parked);
+        let unit = block.unit.clone().filter(|unit| parked || unit.is_spare(&self.clock));
         if block.is_empty() {
             shard.remove(parent);
         }
-        unit
+        unit.map(|unit| Released { unit, parked })
     }
 
     fn shard(&self, id: &BlockId) -> MutexGuard<'_, Blocks> {

@@ -263,9 +263,7 @@ impl Catalog {
             // Asked after the parent knows of this child: of two commits that would close a ring
             // together, at least one sees the other.
             if self.closes_ring(&id, Some(parent)) {
-                if let Some(unit) = self.child_left(parent, &id) {
-                    self.admit(unit);
-                }
+                self.let_go(&id, Some(*parent));
                 return Err(CommitError::Ring);
             }
         }
@@ -313,10 +311,7 @@ impl Catalog {
         }
         if !is_first && let Some(parent) = &parent {
             // Either the commit failed, or the block was counted with its first part.
-            let released = self.child_left(parent, &id);
-            if let Some(unit) = released {
-                self.order.lock().admit(unit, &self.clock);
-            }
+            self.let_go(&id, Some(*parent));
         }
         if committed.is_err() {
             self.counters.late_commits.fetch_add(1, Ordering::Relaxed);

@@ -225,7 +225,7 @@ mod tests {
         std::os::unix::fs::symlink(&real, &link).unwrap();
         state.note_failed(&link).unwrap(); // As configured: its disk did not tell.
         let settled = settle_failed(&state, Duration::from_secs(60)).await.unwrap();
-        assert_eq!(settled, [real.clone()]);
+        assert_eq!(settled, std::slice::from_ref(&real));
         state.note_emptied(&real).unwrap();
         assert!(state.failed_paths().unwrap().is_empty());
     }

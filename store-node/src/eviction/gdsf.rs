@@ -11,7 +11,7 @@
 //! blocks that are hit, which is what the prefix hit rate counts; where all blocks have one size it is
 //! LFU with dynamic aging.
 
-use super::{Policy, Unit, Verdict};
+use super::{Policy, Released, Unit, Verdict};
 use std::{cmp::Reverse, collections::BinaryHeap, sync::Arc};
 
 /// Steps of the age that are remembered.
@@ -117,7 +117,7 @@ impl Policy for Gdsf {
             match judge(&placed.unit) {
                 Verdict::Evicted(parent) => {
                     self.age = self.age.max(placed.priority);
-                    parent.into_iter().for_each(|unit| self.place(unit));
+                    parent.and_then(Released::parked).into_iter().for_each(|unit| self.place(unit));
                 }
                 Verdict::InUse => in_use.push(placed),
                 Verdict::Parked | Verdict::Gone => {}

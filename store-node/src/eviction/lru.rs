@@ -1,6 +1,6 @@
 //! Least recently used first.
 
-use super::{Policy, Unit, Verdict};
+use super::{Policy, Released, Unit, Verdict};
 use std::{cmp::Reverse, collections::BinaryHeap, sync::Arc};
 
 /// A heap by last use. A use does not move its block in the heap (that would put a lock on the read
@@ -61,7 +61,9 @@ impl Policy for Lru {
                 continue;
             }
             match judge(&unit) {
-                Verdict::Evicted(parent) => parent.into_iter().for_each(|unit| self.admit(unit)),
+                Verdict::Evicted(parent) => {
+                    parent.and_then(Released::parked).into_iter().for_each(|unit| self.admit(unit));
+                }
                 Verdict::InUse => in_use.push((used, unit)),
                 Verdict::Parked | Verdict::Gone => {}
             }

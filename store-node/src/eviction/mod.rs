@@ -181,14 +181,30 @@ impl UseClock {
 /// What became of a proposed victim.
 #[derive(Debug)]
 pub enum Verdict {
-    /// It was evicted; a parent that was parked for it alone goes back into the order.
-    Evicted(Option<Arc<Unit>>),
+    /// It was evicted, and with it the last descendant of its parent.
+    Evicted(Option<Released>),
     /// Somebody reads or writes it: propose it later.
     InUse,
     /// It has descendants here: it will be admitted again when they are gone.
     Parked,
     /// It is no longer in the catalog.
     Gone,
+}
+
+/// A block whose last descendant went: it may go now.
+#[derive(Debug)]
+pub struct Released {
+    /// The block.
+    pub unit: Arc<Unit>,
+    /// A policy let go of it because it was parked, so it has to be admitted again.
+    pub parked: bool,
+}
+
+impl Released {
+    /// For the policy, which has a place for it unless it was parked.
+    fn parked(self) -> Option<Arc<Unit>> {
+        self.parked.then_some(self.unit)
+    }
 }
 
 /// Orders the blocks of a tier for eviction, knowing only when and how often they were used; see [`Order`] for

@@ -1,13 +1,14 @@
 //! The order in which blocks of a tier go: spare ones, then what the policy says, kept ones last.
 //!
 //! Every block that may be proposed has one place in the policy, whatever is said of it; spare ones stand in a
-//! queue besides, and a place that turns out to be stale is passed over. So hints and advice change what goes
+//! queue besides, and a place that turns out to be stale is passed over. One that has descendants when its turn
+//! comes leaves that queue, and is the next in it when they are gone. So hints and advice change what goes
 //! next and cannot lose a block or make it stay for good. A block that is to be kept goes to the hot end of
 //! its policy whenever its turn comes. When nothing else is left the wishes to keep are void, the normal ones
 //! before the high ones, all that were given until then at a stroke: a round costs O(evicted) again after it,
 //! however much was to be kept.
 
-use super::{KeepLevel, Policy, Unit, UseClock, Verdict};
+use super::{KeepLevel, Policy, Released, Unit, UseClock, Verdict};
 use std::{
     collections::VecDeque,
     sync::{Arc, atomic::Ordering},
@@ -34,12 +35,15 @@ impl Order {
         Self { policy, spare: VecDeque::new() }
     }
 
-    /// Takes a block in: a new one, or a parked one that has no descendants any more.
+    /// Takes a new block in.
     pub fn admit(&mut self, unit: Arc<Unit>, clock: &UseClock) {
-        if unit.is_spare(clock) && !unit.queue(true) {
-            self.spare.push_front(Arc::clone(&unit));
-        }
-        self.policy.admit(unit);
+        self.release(Released { unit, parked: true }, clock);
+    }
+
+    /// A block has no descendants any more.
+    pub fn release(&mut self, released: Released, clock: &UseClock) {
+        next_if_spare(&mut self.spare, &released.unit, clock);
+        released.parked().into_iter().for_each(|unit| self.policy.admit(unit));
     }
 
     /// These were called spare, tail first: they go next, behind those called so before.
@@ -67,11 +71,11 @@ impl Order {
             }
             match judge(&unit, Proposal::Spare) {
                 Verdict::Evicted(parent) => {
-                    parent.into_iter().for_each(|parent| self.admit(parent, clock));
+                    parent.into_iter().for_each(|parent| self.release(parent, clock));
                 }
                 // It may be called spare again, and then stands in the queue again.
-                Verdict::InUse | Verdict::Parked => unit.unspare(),
-                Verdict::Gone => {}
+                Verdict::InUse => unit.unspare(),
+                Verdict::Parked | Verdict::Gone => {}
             }
         }
         let give_up = KeepLevel::ALL.map(Some);
@@ -80,13 +84,18 @@ impl Order {
                 clock.void(level);
             }
             let mut kept_any = false;
-            let is_enough = self.policy.evict(
+            let Self { policy, spare } = self;
+            let is_enough = policy.evict(
                 &mut |unit| {
                     if unit.is_kept(clock) {
                         kept_any = true;
                         return Verdict::InUse;
                     }
-                    judge(unit, Proposal::Policy)
+                    let verdict = judge(unit, Proposal::Policy);
+                    if let Verdict::Evicted(Some(parent)) = &verdict {
+                        next_if_spare(spare, &parent.unit, clock);
+                    }
+                    verdict
                 },
                 enough,
             );
@@ -112,5 +121,11 @@ impl Order {
             stays
         });
         self.policy.retain(alive);
+    }
+}
+
+fn next_if_spare(spare: &mut VecDeque<Arc<Unit>>, unit: &Arc<Unit>, clock: &UseClock) {
+    if unit.is_spare(clock) && !unit.queue(true) {
+        spare.push_front(Arc::clone(unit));
     }
 }

@@ -17,7 +17,7 @@
 //!   meanwhile it moves on from there as any other.
 
 use super::{
-    Policy, Unit, Verdict,
+    Policy, Released, Unit, Verdict,
     ghost::{Ghosts, Queue, fingerprint},
 };
 use std::{collections::VecDeque, sync::Arc};
@@ -164,7 +164,7 @@ impl Policy for S3Fifo {
                 Verdict::Evicted(parent) => {
                     let limit = (self.places() + 1) * GHOSTS;
                     self.ghosts.remember(fingerprint(&placed.unit.id), queue, limit);
-                    parent.into_iter().for_each(|parent| self.admit(parent));
+                    parent.and_then(Released::parked).into_iter().for_each(|unit| self.admit(unit));
                 }
                 Verdict::InUse => in_use.push((placed, queue)),
                 Verdict::Parked => placed.park(queue),

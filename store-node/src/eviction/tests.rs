@@ -92,7 +92,7 @@ impl Held {
                 let parent = blocks.get_mut(&parent)?;
                 parent.children -= 1;
                 let back = parent.children == 0 && std::mem::take(&mut parent.parked);
-                back.then(|| Arc::clone(&parent.unit))
+                back.then(|| Released { unit: Arc::clone(&parent.unit), parked: true })
             }))
         };
         let is_enough = policy.evict(&mut judge, &mut || gone.borrow().len() >= count);

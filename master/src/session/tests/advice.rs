@@ -31,6 +31,16 @@ impl Nodes {
     }
 
     fn ask(&self, node: u8, held: &[u8], parents: &[u8]) -> control::AdviseReply {
+        self.ask_of_chains(node, held, parents, Vec::new())
+    }
+
+    fn ask_of_chains(
+        &self,
+        node: u8,
+        held: &[u8],
+        parents: &[u8],
+        chains: Vec<u64>,
+    ) -> control::AdviseReply {
         let packed = |keys: &[u8]| keys.iter().flat_map(|n| [*n; 32]).collect::<Vec<u8>>().into();
         let request = control::AdviseRequest {
             node: vec![node; 16].into(),
@@ -39,6 +49,7 @@ impl Nodes {
             layout: model().layout.as_bytes().to_vec().into(),
             keys: packed(held),
             parents: packed(parents),
+            chains,
         };
         advise(&self.cluster, 64, &request).unwrap()
     }
@@ -60,6 +71,22 @@ fn of_a_block_that_several_hold_all_but_one_may_let_go_whomever_is_asked() {
     assert!(keepers.iter().all(|keepers| keepers.len() == 1), "{keepers:?}");
     let of = |node| keepers.iter().filter(|keepers| keepers[0] == node).count();
     assert!(NODES.iter().all(|node| of(*node) >= 8), "each keeps its share: {:?}", NODES.map(of));
+}
+
+#[test]
+fn a_chain_that_several_hold_is_kept_whole_by_one_of_them() {
+    let all: Vec<u8> = (1..=60).collect();
+    let nodes = Nodes::holding(&[&all, &all, &all]);
+    let chain_of = |at: u32| u64::from(at / 2);
+    let chains: Vec<u64> = (0..60).map(chain_of).collect();
+    let kept = NODES.map(|node| {
+        let spare = nodes.ask_of_chains(node, &all, &[], chains.clone()).spare;
+        let kept: Vec<u32> = (0..60).filter(|at| !spare.contains(at)).collect();
+        assert!(kept.chunks(2).all(|two| chain_of(two[0]) == chain_of(two[1])), "{kept:?}");
+        kept.len()
+    });
+    assert_eq!(kept.iter().sum::<usize>(), 60);
+    assert!(kept.iter().all(|kept| *kept >= 8), "each keeps its share: {kept:?}");
 }
 
 #[test]
@@ -123,6 +150,7 @@ fn a_question_that_breaks_a_rule_is_refused_by_the_name_of_its_field() {
         ("content", control::AdviseRequest { content: vec![1; 33].into(), ..good.clone() }),
         ("layout", control::AdviseRequest { layout: vec![].into(), ..good.clone() }),
         ("keys", control::AdviseRequest { keys: vec![0; 33].into(), ..good.clone() }),
+        ("chains", control::AdviseRequest { chains: vec![1], ..good.clone() }),
         ("parents", control::AdviseRequest { parents: vec![0; 65 * 32].into(), ..good.clone() }),
     ];
     assert!(advise(&nodes.cluster, 64, &good).is_ok());

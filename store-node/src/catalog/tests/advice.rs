@@ -130,3 +130,22 @@ async fn advice_is_followed_for_its_time_and_a_use_ends_it() {
     store(&catalog, 11, None, 4096).unwrap();
     assert_eq!(left(&catalog), [1], "what was said is too old: 2 was used longest ago");
 }
+
+#[tokio::test(start_paused = true)]
+async fn all_of_a_chain_that_another_node_keeps_may_go_in_whatever_order_that_is_said() {
+    for order in [[1, 2, 3], [3, 2, 1], [2, 3, 1], [2, 1, 3]] {
+        let catalog = catalog(4);
+        for (n, parent) in [(9, None), (1, None), (2, Some(1)), (3, Some(2))] {
+            store(&catalog, n, parent, 4096).unwrap();
+        }
+        pass(&catalog, 61).await;
+        for n in order {
+            let question = about(&catalog, n);
+            assert_eq!(catalog.take_advice(&question, &says(&[], &[], &[0]), IDLE, TIME), 1);
+        }
+        for n in 11..14 {
+            store(&catalog, n, None, 4096).unwrap();
+        }
+        assert_eq!(left(&catalog), [9], "said in the order {order:?}");
+    }
+}
