@@ -201,6 +201,8 @@ impl PathHost for SsdHost {
 
     fn note_emptied(&self, dir: &Path) -> io::Result<()> {
         let _alone = self.noting.lock();
+        // Its disk has just answered: a name that it had in an earlier life is known now.
+        self.state.note_emptied(&place_of(dir))?;
         self.state.note_emptied(&self.path(dir)?.place)
     }
 }

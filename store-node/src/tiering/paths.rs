@@ -36,7 +36,7 @@ use std::{
 };
 use tokio::{
     sync::Notify,
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout_at},
 };
 
 /// How often a folder is tried again while requests of its last use have not ended.
@@ -353,7 +353,11 @@ impl Tiering {
         let until = Instant::now() + member.settings.deadline;
         loop {
             let (host, of) = (Arc::clone(&self.host), dir.clone());
-            let opened = tokio::task::spawn_blocking(move || host.open(&of)).await;
+            let opened = tokio::task::spawn_blocking(move || host.open(&of));
+            // A disk that hangs answers some time, and what it gives then is let go of.
+            let Ok(opened) = timeout_at(until, opened).await else {
+                return Err(PathError::NotEnded(dir.clone()));
+            };
             match opened.unwrap_or_else(|panicked| Err(io::Error::other(panicked))) {
                 Ok(folder) => return Ok(folder),
                 Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {

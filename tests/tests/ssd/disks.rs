@@ -154,6 +154,8 @@ fn a_disk_that_hangs_at_the_start_keeps_no_node_from_serving_and_is_taken_in_whe
         put_all(&at, &all).await;
         on_ssd(&at, &all).await; // The other one is written to.
 
+        let late = node.readmit(&hung).await.unwrap_err();
+        assert!(late.message().contains("has not answered"), "{late}");
         drop(frozen);
         until("it is taken in", async || node.readmit(&hung).await.is_ok()).await;
         assert!(node.ssd().await.paths[0].healthy);
