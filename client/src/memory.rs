@@ -6,16 +6,22 @@
 //!
 //! Bytes are reached through [`SharedMemory::bytes`] and [`SharedMemory::bytes_mut`], whose callers prove
 //! that nobody writes, or nobody else reaches, the range.
+//!
+//! Where the kernel gives them, the memory lies in huge pages: a disk or a network card is then handed a part in
+//! one piece and not in hundreds of pages that lie anywhere, and the processor finds it with fewer lookups.
 
 use rustix::{
     fd::{AsFd, BorrowedFd, OwnedFd},
     fs::{MemfdFlags, Mode, OFlags, SealFlags},
-    mm::{MapFlags, ProtFlags},
+    mm::{Advice, MapFlags, ProtFlags},
 };
-use std::{io, ptr::NonNull};
+use std::{ffi::c_void, io, ptr::NonNull};
 
 /// Bytes of a page; offsets and lengths of extents are multiples of it.
 pub const PAGE: usize = 4096;
+
+/// Bytes of a huge page, on the machines that have them of this length. A mapping begins at a multiple of it.
+pub const HUGE_PAGE: usize = 2 << 20;
 
 /// A mapping of a memfd.
 #[derive(Debug)]
@@ -57,13 +63,23 @@ impl SharedMemory {
     fn map(fd: OwnedFd, len: usize, writable: bool) -> io::Result<Self> {
         let protection =
             if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        // SAFETY: a fresh mapping at an address that the kernel picks aliases no Rust memory. `len` is
-        // the size of the file, which is sealed against shrinking, so no access can fault.
-        let base = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, &fd, 0)?
+        let base = reserve(len)?;
+        // SAFETY: it replaces the part of an address range that `reserve` made for it alone, so it aliases no
+        // Rust memory. `len` is the size of the file, which is sealed against shrinking, so no access can
+        // fault.
+        let mapped = unsafe {
+            let flags = MapFlags::SHARED | MapFlags::FIXED;
+            rustix::mm::mmap(base.as_ptr(), len, protection, flags, &fd, 0)
         };
-        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::InvalidData)?;
-        Ok(Self { fd, base, len, writable })
+        if let Err(error) = mapped {
+            // SAFETY: the reserved range, which nothing else knows.
+            let _ = unsafe { rustix::mm::munmap(base.as_ptr(), len) };
+            return Err(error.into());
+        }
+        // SAFETY: advice about the mapping just made: it says how pages are to be laid out, not what is in
+        // them. A kernel that does not know it goes on with small pages.
+        let _ = unsafe { rustix::mm::madvise(base.as_ptr(), len, Advice::LinuxHugepage) };
+        Ok(Self { fd, base: base.cast(), len, writable })
     }
 
     /// Refuses every later writable mapping or write of this memory, in any process. This mapping stays
@@ -91,18 +107,46 @@ impl SharedMemory {
     }
 
     /// Touches every page, so that the memory is really there, and reports the bytes touched after each
-    /// `step` of them.
-    pub fn populate(&self, step: usize, mut progress: impl FnMut(usize)) {
+    /// `step` of them. Says why, if not all that could lie in huge pages does.
+    pub fn populate(&self, step: usize, mut progress: impl FnMut(usize)) -> Option<io::Error> {
         assert!(self.writable, "only a writable mapping can be populated");
-        for page in (0..self.len).step_by(PAGE) {
-            // SAFETY: inside the mapping, which is writable; nobody reaches it yet but its creator, who
-            // calls this before sharing it. The value is what the page holds already: zero.
-            unsafe { self.base.as_ptr().add(page).write_volatile(0) };
-            if (page + PAGE).is_multiple_of(step) {
-                progress(page + PAGE);
+        let step = step.min(self.len).next_multiple_of(HUGE_PAGE);
+        let (mut small, mut try_huge) = (None, true);
+        for start in (0..self.len).step_by(step) {
+            let len = step.min(self.len - start);
+            let huge = len - len % HUGE_PAGE;
+            if try_huge && huge > 0 {
+                // One page of each is there, and the kernel makes the rest of it with the huge page.
+                self.touch(start, huge, HUGE_PAGE);
+                if let Err(error) = self.collapse(start, huge) {
+                    // Something held a page of it just then: the next may well succeed.
+                    try_huge = matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY));
+                    small = Some(error);
+                }
             }
+            self.touch(start, len, PAGE);
+            progress(start + len);
         }
-        progress(self.len);
+        small
+    }
+
+    /// Touches the first of every `every` bytes of a range.
+    fn touch(&self, start: usize, len: usize, every: usize) {
+        for offset in (start..start + len).step_by(every) {
+            // SAFETY: inside the mapping, which is writable; nobody reaches it yet but its creator, who
+            // populates it before sharing it. The value is what the page holds already: zero.
+            unsafe { self.base.as_ptr().add(offset).write_volatile(0) };
+        }
+    }
+
+    /// Moves a range into huge pages, whatever the machine is set to do by itself (since Linux 6.1).
+    fn collapse(&self, start: usize, len: usize) -> io::Result<()> {
+        self.check(start, len);
+        // SAFETY: inside the mapping. It moves what the pages hold, and nothing else.
+        let answer = unsafe {
+            libc::madvise(self.base.as_ptr().add(start).cast::<c_void>(), len, libc::MADV_COLLAPSE)
+        };
+        if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
     /// Bytes of a range.
@@ -164,6 +208,26 @@ impl SharedMemory {
     }
 }
 
+/// A range of addresses for a mapping of `len` bytes, which begins where a huge page can.
+fn reserve(len: usize) -> io::Result<NonNull<c_void>> {
+    let len = len.next_multiple_of(PAGE);
+    let room = len.checked_add(HUGE_PAGE).ok_or(io::ErrorKind::InvalidInput)?;
+    // SAFETY: a fresh range at an address that the kernel picks, which nobody may reach. What is cut off of it
+    // here is known to nobody.
+    unsafe {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        let range =
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), room, ProtFlags::empty(), flags)?;
+        let before = range.cast::<u8>().align_offset(HUGE_PAGE);
+        let base = range.byte_add(before);
+        if before > 0 {
+            rustix::mm::munmap(range, before)?;
+        }
+        rustix::mm::munmap(base.byte_add(len), HUGE_PAGE - before)?;
+        NonNull::new(base).ok_or(io::ErrorKind::InvalidData.into())
+    }
+}
+
 impl Drop for SharedMemory {
     fn drop(&mut self) {
         // SAFETY: `base` and `len` are what `mmap` gave in `map`, and nothing borrows from `self` any
@@ -180,7 +244,7 @@ mod tests {
     #[test]
     fn a_sealed_arena_can_be_read_but_not_mapped_for_writing_by_others() {
         let arena = SharedMemory::create("larder-test", 3 * PAGE).unwrap();
-        arena.populate(PAGE, |_| ());
+        assert!(arena.populate(PAGE, |_| ()).is_none(), "too short for a huge page");
         arena.seal_against_writers().unwrap();
         // SAFETY: nobody else reaches the memory yet.
         unsafe { arena.bytes_mut(PAGE, 4) }.copy_from_slice(b"kept");
@@ -195,5 +259,41 @@ mod tests {
         assert!(SharedMemory::open(writable, 3 * PAGE, true).is_err(), "sealed");
         let descriptor = arena.read_only_fd().unwrap();
         assert!(SharedMemory::open(descriptor, 4 * PAGE, false).is_err(), "another size");
+    }
+
+    #[test]
+    fn memory_says_truly_whether_it_lies_in_huge_pages_and_keeps_every_byte_wherever_it_lies() {
+        let len = 3 * HUGE_PAGE + PAGE;
+        let memory = SharedMemory::create("larder-test-huge", len).unwrap();
+        let mut steps = Vec::new();
+        let not_huge = memory.populate(HUGE_PAGE, |at| steps.push(at));
+        // Nobody has to have huge pages: a kernel without them is no failure, but it has to be said.
+        println!("in small pages: {not_huge:?}");
+        assert_eq!(steps, [HUGE_PAGE, 2 * HUGE_PAGE, 3 * HUGE_PAGE, len]);
+        assert_eq!(memory.base.addr().get() % HUGE_PAGE, 0);
+        assert_eq!(resident(&memory, "Rss:"), len);
+        if not_huge.is_none() {
+            assert_eq!(resident(&memory, "ShmemPmdMapped:"), 3 * HUGE_PAGE);
+        }
+        // SAFETY: nobody else reaches the memory.
+        let bytes = unsafe { memory.bytes_mut(0, len) };
+        assert!(bytes.iter().all(|byte| *byte == 0));
+        for (at, byte) in bytes.iter_mut().enumerate() {
+            *byte = (at / 7 % 251) as u8;
+        }
+        let reader = SharedMemory::open(memory.read_only_fd().unwrap(), len, false).unwrap();
+        // SAFETY: nobody writes any more.
+        let read = unsafe { reader.bytes(0, len) };
+        assert!(read.iter().enumerate().all(|(at, byte)| *byte == (at / 7 % 251) as u8));
+    }
+
+    /// Bytes of a mapping that the kernel counts under this name.
+    fn resident(memory: &SharedMemory, name: &str) -> usize {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let begin = format!("{:x}-", memory.base.addr());
+        let of_it = maps.lines().skip_while(|line| !line.starts_with(&begin));
+        let line = of_it.skip(1).find(|line| line.starts_with(name)).unwrap();
+        let kib = line.split_whitespace().nth(1).unwrap();
+        kib.parse::<usize>().unwrap() << 10
     }
 }

@@ -48,6 +48,11 @@ const GAUGES: Duration = Duration::from_secs(1);
 /// How often masters are told again of the model versions that run here: a master that lost its state
 /// learns them within this time.
 const REGISTRAR: Duration = Duration::from_secs(10);
+/// For the operator, whose disks and network could be faster.
+const NOT_HUGE: &str = "some of the dram tier lies in small pages, which costs the ssd tier and transfers speed and \
+    processor time. If the error is that there is no memory, the host has too few stretches of 2 MiB left: \
+    `echo 1 > /proc/sys/vm/compact_memory`, and restart the node. Otherwise the kernel does not make them (Linux \
+    before 6.1, or told not to): `echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled`";
 
 /// Runs a node until `context.stop`.
 pub async fn run(config: NodeConfig, context: Context) -> Result<(), TaskError> {
@@ -226,10 +231,15 @@ async fn touch_arena(config: &NodeConfig, health: Health) -> Result<Arc<Arena>, 
         })
     };
     let arena = tokio::task::spawn_blocking(touch).await?;
-    arena.map_err(|error| {
+    let arena = arena.map_err(|error| {
         let why = format!("take dram.capacity = {capacity} of memory: {error}");
-        io::Error::new(error.kind(), why).into()
-    })
+        io::Error::new(error.kind(), why)
+    })?;
+    match arena.not_huge() {
+        None => info!("the dram tier lies in huge pages"),
+        Some(error) => warn!(%error, "{NOT_HUGE}"),
+    }
+    Ok(arena)
 }
 
 async fn keep_gauges(node: Arc<Node>, stop: CancellationToken) -> Result<(), TaskError> {

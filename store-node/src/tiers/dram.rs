@@ -23,6 +23,7 @@ pub struct Arena {
     memory: SharedMemory,
     allocator: Mutex<Allocator<u32>>,
     used_pages: AtomicU64,
+    not_huge: Option<io::Error>,
 }
 
 impl Arena {
@@ -30,7 +31,7 @@ impl Arena {
     /// bytes touched so far.
     pub fn new(capacity: usize, progress: impl FnMut(usize)) -> io::Result<Arc<Self>> {
         let memory = SharedMemory::create("larder-arena", capacity)?;
-        memory.populate(256 << 20, progress);
+        let not_huge = memory.populate(256 << 20, progress);
         memory.seal_against_writers()?;
         let pages = u32::try_from(memory.len() / PAGE).map_err(|_| {
             io::Error::new(io::ErrorKind::InvalidInput, "an arena is at most 16 TiB")
@@ -39,12 +40,17 @@ impl Arena {
         // below 16 KiB, so 4 M extents are enough for 64 GiB of the smallest.
         let extents = pages.clamp(16, 4 << 20);
         let allocator = Mutex::new(Allocator::with_max_allocs(pages, extents));
-        Ok(Arc::new(Self { memory, allocator, used_pages: AtomicU64::new(0) }))
+        Ok(Arc::new(Self { memory, allocator, used_pages: AtomicU64::new(0), not_huge }))
     }
 
     /// Bytes of the arena.
     pub fn capacity_bytes(&self) -> u64 {
         self.memory.len() as u64
+    }
+
+    /// Why not all of it lies in huge pages, if it does not.
+    pub fn not_huge(&self) -> Option<&io::Error> {
+        self.not_huge.as_ref()
     }
 
     /// Bytes in extents that are not freed.
