@@ -18,7 +18,7 @@ test: ## build everything and run all tests; the first time compiles RocksDB and
 test-long: ## the tests, and those that take minutes: more seeds, more cases
 	@scripts/test.sh --long
 
-bench: ## a quick round of the transfer and index benches (2 minutes); larder-bench --help has more
+bench: ## a quick round of the benches (about 3 minutes); larder-bench --help has more
 	@scripts/bench.sh
 
 lint: ## format, clippy and documentation, warnings as errors

@@ -33,7 +33,7 @@ use tokio::{
 
 /// Measures Larder: one bench for one question, beside a reference in the same run
 #[derive(Debug, Parser)]
-#[command(version, after_help = HELP)]
+#[command(version, after_help = HELP, term_width = 0)] // The texts are wrapped as they stand.
 struct Cli {
     #[command(subcommand)]
     question: Question,

@@ -30,6 +30,7 @@ pub struct SharedMemory {
     base: NonNull<u8>,
     len: usize,
     writable: bool,
+    not_huge: Option<io::Error>,
 }
 
 // SAFETY: the mapping is plain memory at a fixed address for the life of the value; every access goes
@@ -79,7 +80,7 @@ impl SharedMemory {
         // SAFETY: advice about the mapping just made: it says how pages are to be laid out, not what is in
         // them. A kernel that does not know it goes on with small pages.
         let _ = unsafe { rustix::mm::madvise(base.as_ptr(), len, Advice::LinuxHugepage) };
-        Ok(Self { fd, base: base.cast(), len, writable })
+        Ok(Self { fd, base: base.cast(), len, writable, not_huge: None })
     }
 
     /// Refuses every later writable mapping or write of this memory, in any process. This mapping stays
@@ -106,12 +107,19 @@ impl SharedMemory {
         self.len
     }
 
-    /// Touches every page, so that the memory is really there, and reports the bytes touched after each
-    /// `step` of them. Says why, if not all that could lie in huge pages does.
-    pub fn populate(&self, step: usize, mut progress: impl FnMut(usize)) -> Option<io::Error> {
+    /// Touches every page, so that the memory is really there, in huge pages as far as the kernel gives them.
+    /// `progress` hears the bytes touched after each `step` of them, and may end it.
+    ///
+    /// # Errors
+    /// Those of `progress`.
+    pub fn populate(
+        &mut self,
+        step: usize,
+        mut progress: impl FnMut(usize) -> io::Result<()>,
+    ) -> io::Result<()> {
         assert!(self.writable, "only a writable mapping can be populated");
         let step = step.min(self.len).next_multiple_of(HUGE_PAGE);
-        let (mut small, mut try_huge) = (None, true);
+        let mut try_huge = true;
         for start in (0..self.len).step_by(step) {
             let len = step.min(self.len - start);
             let huge = len - len % HUGE_PAGE;
@@ -121,13 +129,18 @@ impl SharedMemory {
                 if let Err(error) = self.collapse(start, huge) {
                     // Something held a page of it just then: the next may well succeed.
                     try_huge = matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY));
-                    small = Some(error);
+                    self.not_huge = Some(error);
                 }
             }
             self.touch(start, len, PAGE);
-            progress(start + len);
+            progress(start + len)?;
         }
-        small
+        Ok(())
+    }
+
+    /// Why not all that was populated and could lie in huge pages does, if so.
+    pub fn not_huge(&self) -> Option<&io::Error> {
+        self.not_huge.as_ref()
     }
 
     /// Touches the first of every `every` bytes of a range.
@@ -243,8 +256,9 @@ mod tests {
 
     #[test]
     fn a_sealed_arena_can_be_read_but_not_mapped_for_writing_by_others() {
-        let arena = SharedMemory::create("larder-test", 3 * PAGE).unwrap();
-        assert!(arena.populate(PAGE, |_| ()).is_none(), "too short for a huge page");
+        let mut arena = SharedMemory::create("larder-test", 3 * PAGE).unwrap();
+        arena.populate(PAGE, |_| Ok(())).unwrap();
+        assert!(arena.not_huge().is_none(), "too short for a huge page");
         arena.seal_against_writers().unwrap();
         // SAFETY: nobody else reaches the memory yet.
         unsafe { arena.bytes_mut(PAGE, 4) }.copy_from_slice(b"kept");
@@ -264,15 +278,19 @@ mod tests {
     #[test]
     fn memory_says_truly_whether_it_lies_in_huge_pages_and_keeps_every_byte_wherever_it_lies() {
         let len = 3 * HUGE_PAGE + PAGE;
-        let memory = SharedMemory::create("larder-test-huge", len).unwrap();
+        let mut memory = SharedMemory::create("larder-test-huge", len).unwrap();
         let mut steps = Vec::new();
-        let not_huge = memory.populate(HUGE_PAGE, |at| steps.push(at));
+        let note = |at| {
+            steps.push(at);
+            Ok(())
+        };
+        memory.populate(HUGE_PAGE, note).unwrap();
         // Nobody has to have huge pages: a kernel without them is no failure, but it has to be said.
-        println!("in small pages: {not_huge:?}");
+        println!("in small pages: {:?}", memory.not_huge());
         assert_eq!(steps, [HUGE_PAGE, 2 * HUGE_PAGE, 3 * HUGE_PAGE, len]);
         assert_eq!(memory.base.addr().get() % HUGE_PAGE, 0);
         assert_eq!(resident(&memory, "Rss:"), len);
-        if not_huge.is_none() {
+        if memory.not_huge().is_none() {
             assert_eq!(resident(&memory, "ShmemPmdMapped:"), 3 * HUGE_PAGE);
         }
         // SAFETY: nobody else reaches the memory.

@@ -370,8 +370,8 @@ impl SsdConfig {
                 .must(
                     one.capacity.as_u64() == 0 || slots_of(&self.path_settings(one)) >= 4,
                     format_args!(
-                        "be at least {}: room for four segments (ssd.segment) and 4MiB, or 1 part in 256, \
-                         beside them",
+                        "be at least {}: room for four segments (ssd.segment), and beside them for 4MiB, or a \
+                         256th of it if that is more",
                         self.least_capacity(one)
                     ),
                 );

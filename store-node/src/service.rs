@@ -283,6 +283,7 @@ fn ssd_status(catalog: &Catalog, tiering: &Tiering) -> TierStatus {
             driver_because: driver.as_ref().map(DriverInUse::why_not_better).unwrap_or_default(),
             segments_to_adopt: if adoption.goes_on { left } else { 0 },
             adopted_segments: adoption.counts.segments,
+            disk_full: path.disk_is_full(),
         }
     };
     let paths: Vec<_> = tiering.members().iter().map(of_path).collect();

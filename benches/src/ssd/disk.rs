@@ -54,7 +54,7 @@ impl Disk {
         let doing = || format!("make a folder in {}", dir.display());
         let dir = tempfile::Builder::new().prefix("larder-bench-ssd-").tempdir_in(dir);
         let dir = dir.map_err(BenchError::io(doing()))?;
-        let arena = Arena::new(plan.memory(), |_| ()).map_err(BenchError::io("take memory"))?;
+        let arena = Arena::new(plan.memory(), |_| Ok(())).map_err(BenchError::io("take memory"))?;
         let memory = if register { vec![Area::of(&arena)] } else { Vec::new() };
         let options = DiskOptions { driver, memory, ..DiskOptions::default() };
         let mut this = Self { open: None, file_len: plan.file_len, options, arena, dir };

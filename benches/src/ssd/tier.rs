@@ -120,7 +120,7 @@ impl Tier {
         let dir = tempfile::Builder::new().prefix("larder-bench-tier-").tempdir_in(dir);
         let dir = dir.map_err(BenchError::io(doing()))?;
         let capacity = plan.file_len.max(SEGMENTS * SEGMENT) + plan.file_len / 256 + (4 << 20);
-        let arena = Arena::new(plan.memory() + ARENA.max(2 * queue), |_| ());
+        let arena = Arena::new(plan.memory() + ARENA.max(2 * queue), |_| Ok(()));
         let arena = arena.map_err(BenchError::io("take memory"))?;
         let options =
             DiskOptions { driver, memory: vec![Area::of(&arena)], ..DiskOptions::default() };

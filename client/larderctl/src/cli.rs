@@ -127,7 +127,7 @@ pub(crate) enum Command {
 Examples:
   larderctl status
   larderctl --masters m1:7400,m2:7400 status    all masters, also those that are down
-  larderctl status -o json | jq .masters[0].index.entries")]
+  larderctl status -o json | jq '.masters[0].index.entries'")]
     Status {
         #[command(flatten)]
         output: OutputArg,

@@ -24,8 +24,8 @@ pub(crate) async fn node(ctl: &Ctl, command: &NodeCommand) -> Result<(), CtlErro
     match command {
         NodeCommand::Audit(args) => audit(ctl, args).await,
         NodeCommand::Scrub(args) => scrub(ctl, args).await,
-        NodeCommand::Path { command: PathCommand::Fence { node, dir, reason, .. } } => {
-            fence(ctl, node, dir, reason).await
+        NodeCommand::Path { command: PathCommand::Fence { node, dir, reason, yes, .. } } => {
+            fence(ctl, node, dir, reason, *yes).await
         }
         NodeCommand::Path { command: PathCommand::Readmit { node, dir, yes, .. } } => {
             readmit(ctl, node, dir, *yes).await
@@ -226,8 +226,13 @@ struct Fenced {
     withdrawn_copies: u64,
 }
 
-async fn fence(ctl: &Ctl, node: &str, dir: &Path, reason: &str) -> Result<(), CtlError> {
+async fn fence(ctl: &Ctl, node: &str, dir: &Path, reason: &str, yes: bool) -> Result<(), CtlError> {
     let path = text(dir)?;
+    if !yes {
+        return Err(CtlError::Usage(format!(
+            "all copies on {path} are given up when it is fenced; say --yes to do it"
+        )));
+    }
     let (info, mut service) = ctl.node(node).await?;
     let request = control::FencePathRequest { path: path.clone(), reason: reason.to_owned() };
     let reply = answer(ctl, &info.name, service.fence_path(request)).await?;

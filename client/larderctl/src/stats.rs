@@ -71,20 +71,29 @@ struct TierPath {
     driver_because: String,
     adopted_segments: u64,
     segments_to_adopt: u64,
+    disk_full: bool,
     counters: Counters,
 }
 
 impl TierPath {
     fn state(&self) -> (Tone, String) {
-        let (adopted, left) = (self.adopted_segments, self.segments_to_adopt);
-        match (self.healthy, left) {
-            (false, _) => (Tone::Bad, format!("fenced: {}", self.fenced_because)),
-            (true, 0) => (Tone::Plain, "in use".to_owned()),
-            (true, _) => {
-                let all = adopted + left;
-                (Tone::Odd, format!("in use; {adopted} of {all} segments read after the restart"))
-            }
+        if !self.healthy {
+            return (Tone::Bad, format!("fenced: {}", self.fenced_because));
         }
+        let (mut tone, mut state) = (Tone::Plain, "in use".to_owned());
+        if self.segments_to_adopt > 0 {
+            let all = self.adopted_segments + self.segments_to_adopt;
+            tone = Tone::Odd;
+            state.push_str(&format!(
+                "; {} of {all} segments read after the restart",
+                self.adopted_segments
+            ));
+        }
+        if self.disk_full {
+            tone = Tone::Odd;
+            state.push_str("; the disk is full below the capacity");
+        }
+        (tone, state)
     }
 }
 
@@ -100,6 +109,7 @@ impl From<&control::PathStatus> for TierPath {
             driver_because: path.driver_because.clone(),
             adopted_segments: path.adopted_segments,
             segments_to_adopt: path.segments_to_adopt,
+            disk_full: path.disk_full,
             counters: path.counters.iter().map(|(name, value)| (name.clone(), *value)).collect(),
         }
     }

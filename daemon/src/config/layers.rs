@@ -85,7 +85,7 @@ pub(crate) fn text_layer(
             Ok(value) => reader.value(shape, path, value),
             Err(_) => {
                 let written = Value::String(text.to_owned());
-                reader.refuse(path, &written, origin.clone(), tables_form(shape));
+                reader.refuse(path, &written, origin.clone(), &tables_form(shape));
                 None
             }
         },
@@ -162,7 +162,7 @@ impl Reader<'_> {
             }
             (Shape::Table(_) | Shape::Tables(_), _) => {
                 let written = self.plain(path, value)?;
-                self.refuse(path, &written, origin, tables_form(shape));
+                self.refuse(path, &written, origin, &tables_form(shape));
                 None
             }
         }
@@ -239,10 +239,13 @@ impl Reader<'_> {
     }
 }
 
-fn tables_form(shape: &Shape) -> &'static str {
+fn tables_form(shape: &Shape) -> String {
     match shape {
-        Shape::Tables(_) => "a list of tables",
-        Shape::Table(_) | Shape::Leaf(_) => "a table",
+        Shape::Tables(fields) => {
+            let keys: Vec<_> = fields.iter().map(|field| format!("{} = ...", field.name)).collect();
+            format!("a list of tables, like [{{{}}}]", keys.join(", "))
+        }
+        Shape::Table(_) | Shape::Leaf(_) => "a table".to_owned(),
     }
 }
 

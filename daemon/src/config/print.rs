@@ -137,7 +137,7 @@ mod tests {
         assert!(printed.starts_with("name = \"\"\n"), "an empty text may be meant: {printed}");
         for args in [&[][..], &["--check-config"]] {
             let refusal = start(args).unwrap_err().to_string();
-            assert_eq!(refusal, "model.path = \"\" (default): must be given: it has no default");
+            assert_eq!(refusal, "model.path is not set: must be given: it has no default");
         }
         assert!(check_values(&Engine::default()).is_err());
         let given = start(&["--model.path=m.gguf", "--print-config"]).unwrap();

@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-use toml::Table;
+use toml::{Table, Value};
 
 use super::{
     error::{Origin, Problem},
     layers::Layer,
-    schema::{Schema, lookup},
+    schema::{Schema, is_unset, lookup},
 };
 
 /// Collects broken rules, so that one start tells all of them.
@@ -74,10 +74,14 @@ impl Examined<'_, '_> {
     }
 
     fn problem(&self, rule: &dyn fmt::Display) -> Problem {
+        let origin = self.rules.origin(&self.key);
+        // Nobody wrote the empty default that stands for "not set".
+        let is_said = |value: &&Value| !(matches!(origin, Origin::Default) && is_unset(value));
+        let value = lookup(self.rules.values, &self.key).filter(is_said);
         Problem::Invalid {
             key: self.key.clone(),
-            value: lookup(self.rules.values, &self.key).map(ToString::to_string),
-            origin: self.rules.origin(&self.key),
+            value: value.map(ToString::to_string),
+            origin,
             rule: rule.to_string(),
         }
     }

@@ -252,7 +252,7 @@ fn a_value_of_the_wrong_type_is_refused_with_the_accepted_form() {
         "data.listen = [1] (from node.toml:2): must be an address to listen on, like \
          127.0.0.1:7400 or [::1]:7400\n\
          dram = 4 (from node.toml:1): must be a table\n\
-         ssd.path = \"/a\" (from node.toml:3): must be a list of tables"
+         ssd.path = \"/a\" (from node.toml:3): must be a list of tables, like [{dir = ..., capacity = ..., weight = ...}]"
     );
 }
 
@@ -294,7 +294,7 @@ fn a_setting_without_its_partner_is_refused_and_both_are_named() {
 
 #[test]
 fn a_bare_number_is_no_size_and_no_duration() {
-    let size = "must be a size with a unit, like 8GiB or 512MiB";
+    let size = "must be a size with a unit (B, KiB, MiB, GiB or TiB), like 8GiB or 512MiB";
     let refusal = Start::new().file("[dram]\ncapacity = 8").refusal();
     assert_eq!(refusal, format!("dram.capacity = 8 (from node.toml:2): {size}"));
     let refusal = Start::new().variable("LARDER_NODE__DRAM__CAPACITY", "8").refusal();
@@ -433,7 +433,10 @@ fn a_list_replaces_the_list_below_it_with_all_its_origins() {
     assert_eq!(effective.origin("ssd.path[1].weight"), Origin::Default);
 
     let refusal = Start::new().args(&["--ssd.path", "/a"]).refusal();
-    assert_eq!(refusal, "ssd.path = \"/a\" (from --ssd.path): must be a list of tables");
+    assert_eq!(
+        refusal,
+        "ssd.path = \"/a\" (from --ssd.path): must be a list of tables, like [{dir = ..., capacity = ..., weight = ...}]"
+    );
 }
 
 #[test]

@@ -157,7 +157,11 @@ impl FromStr for HumanDuration {
     }
 }
 
-crate::text_setting!(ByteSize, "SIZE", "a size with a unit, like 8GiB or 512MiB");
+crate::text_setting!(
+    ByteSize,
+    "SIZE",
+    "a size with a unit (B, KiB, MiB, GiB or TiB), like 8GiB or 512MiB"
+);
 crate::text_setting!(HumanDuration, "DURATION", "a duration with a unit, like 250ms, 5s or 10m");
 
 fn write_with_unit(

@@ -156,6 +156,9 @@ async fn errors_have_the_shape_of_openai() {
     assert!(answer["error"]["message"].as_str().unwrap().contains("context_tokens"));
     let (status, answer) = engine.complete(&json!({"prompt": "a", "model": "other"})).await;
     assert_eq!((status, &answer["error"]["code"]), (404, &json!("model_not_found")));
+    let other: Value = serde_json::from_str(&engine.get("/v1/chat/completions").await).unwrap();
+    assert_eq!(other["error"]["code"], "unknown_path");
+    assert!(other["error"]["message"].as_str().unwrap().contains("/v1/completions"), "{other}");
     let long: Vec<u32> = vec![1; 3_000_000];
     let response =
         engine.send(Method::POST, "/v1/completions", json!({"prompt": long}).to_string()).await;

@@ -22,7 +22,7 @@ fn catalog(pages: usize) -> Arc<Catalog> {
 }
 
 fn catalog_with(pages: usize, policy: Box<dyn Policy>) -> Arc<Catalog> {
-    let arena = Arena::new(pages * PAGE, |_| ()).unwrap();
+    let arena = Arena::new(pages * PAGE, |_| Ok(())).unwrap();
     let log = Arc::new(ChangeLog::new(Arc::new(PartSets::new(1024)), 1024));
     let watermarks = Watermarks { high: 1.0, low: 1.0 };
     Catalog::new(Incarnation(7), arena, policy, watermarks, log)

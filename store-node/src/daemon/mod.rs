@@ -1,6 +1,7 @@
 //! `larder-node` as a whole: opens the state, touches the memory, binds, and runs every task until one
 //! ends or the node is told to stop.
 
+mod memory;
 mod ssds;
 
 use crate::{
@@ -17,15 +18,12 @@ use crate::{
     node::Node,
     service::NodeService,
     state::StateDir,
-    tiers::dram::Arena,
     transfer::{self, Listener},
 };
 use larder_client::{connection::Identity, masters::Masters, peers::Peers};
 use larder_daemon::{
     Context, TaskError, Tasks,
     address::{AdvertiseAddress, announce},
-    config::ByteSize,
-    http::Health,
 };
 use larder_proto::{
     control::node_server::NodeServer,
@@ -48,12 +46,6 @@ const GAUGES: Duration = Duration::from_secs(1);
 /// How often masters are told again of the model versions that run here: a master that lost its state
 /// learns them within this time.
 const REGISTRAR: Duration = Duration::from_secs(10);
-/// For the operator, whose disks and network could be faster.
-const NOT_HUGE: &str = "some of the dram tier lies in small pages, which costs the ssd tier and transfers speed and \
-    processor time. If the error is that there is no memory, the host has too few stretches of 2 MiB left: \
-    `echo 1 > /proc/sys/vm/compact_memory`, and restart the node. Otherwise the kernel does not make them (Linux \
-    before 6.1, or told not to): `echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled`";
-
 /// Runs a node until `context.stop`.
 pub async fn run(config: NodeConfig, context: Context) -> Result<(), TaskError> {
     let state = StateDir::open(&config.state_dir)
@@ -66,7 +58,7 @@ pub async fn run(config: NodeConfig, context: Context) -> Result<(), TaskError> 
         Arc::new(PartSets::new(PartSets::DEFAULT_LIMIT)),
         ChangeLog::DEFAULT_CAPACITY,
     ));
-    let arena = touch_arena(&config, context.health.clone()).await?;
+    let Some(arena) = memory::take(&config, &context).await? else { return Ok(()) };
     info!(tier = "dram", policy = %config.dram.policy, "eviction policy");
     metrics::policy(config.dram.policy);
     let policy = config.dram.policy.build();
@@ -77,7 +69,11 @@ pub async fn run(config: NodeConfig, context: Context) -> Result<(), TaskError> 
     let (tiering, adoptions) = match config.ssd.path.as_slice() {
         [] => (None, Vec::new()),
         _ => {
-            let (tiering, adoptions) = ssds::open(&config, id, &catalog, &state, &context).await?;
+            let opening = ssds::open(&config, id, &catalog, &state, &context);
+            let Some(opened) = context.stop.run_until_cancelled(opening).await else {
+                return Ok(());
+            };
+            let (tiering, adoptions) = opened?;
             (Some(tiering), adoptions)
         }
     };
@@ -217,29 +213,6 @@ fn peer_identity(id: NodeId, incarnation: Incarnation) -> Identity {
         producer_incarnation: incarnation,
         ..Identity::client("")
     }
-}
-
-/// Takes the arena's memory for real, page by page, on a thread of its own; progress goes to `/health`
-/// and the log.
-async fn touch_arena(config: &NodeConfig, health: Health) -> Result<Arc<Arena>, TaskError> {
-    let capacity = config.dram.capacity;
-    let touch = move || {
-        Arena::new(capacity.as_usize(), |touched| {
-            let touched = ByteSize::bytes(touched as u64);
-            health.starting(format!("touching memory: {touched} of {capacity}"));
-            info!(%touched, %capacity, "touching memory");
-        })
-    };
-    let arena = tokio::task::spawn_blocking(touch).await?;
-    let arena = arena.map_err(|error| {
-        let why = format!("take dram.capacity = {capacity} of memory: {error}");
-        io::Error::new(error.kind(), why)
-    })?;
-    match arena.not_huge() {
-        None => info!("the dram tier lies in huge pages"),
-        Some(error) => warn!(%error, "{NOT_HUGE}"),
-    }
-    Ok(arena)
 }
 
 async fn keep_gauges(node: Arc<Node>, stop: CancellationToken) -> Result<(), TaskError> {

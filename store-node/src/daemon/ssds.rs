@@ -13,7 +13,7 @@ use crate::{
         io::{DiskFolder, DiskOptions, Folder, OpenError},
     },
 };
-use larder_daemon::{Context, TaskError, run::chain};
+use larder_daemon::{Context, TaskError, config::ByteSize, run::chain};
 use larder_proto::ids::NodeId;
 use parking_lot::Mutex;
 use std::{
@@ -125,7 +125,7 @@ struct Found {
 }
 
 async fn find(one: &SsdPathConfig, options: DiskOptions, limit: Duration) -> Found {
-    let dir = one.dir.clone();
+    let (dir, capacity) = (one.dir.clone(), one.capacity);
     let look = move || {
         let place = place_of(&dir);
         let folder = DiskFolder::open(&dir, &options).map_err(|error| {
@@ -133,6 +133,9 @@ async fn find(one: &SsdPathConfig, options: DiskOptions, limit: Duration) -> Fou
             NotOpened { why: chain(&error), by_disk }
         });
         let identity = fs::metadata(&dir).ok().map(|folder| (folder.dev(), folder.ino()));
+        if let Ok(folder) = &folder {
+            say_less_room(folder, &dir, capacity);
+        }
         Found { place, identity, folder }
     };
     let not_found = |why| Found { place: one.dir.clone(), identity: None, folder: Err(why) };
@@ -140,6 +143,16 @@ async fn find(one: &SsdPathConfig, options: DiskOptions, limit: Duration) -> Fou
         Ok(Ok(found)) => found,
         Ok(Err(panicked)) => not_found(NotOpened { why: chain(&panicked), by_disk: false }),
         Err(_) => not_found(late(limit)),
+    }
+}
+
+/// A capacity that the file system cannot give is no error: others may take and free room at any time.
+fn say_less_room(folder: &DiskFolder, dir: &Path, capacity: ByteSize) {
+    let (Ok(space), Ok(own)) = (folder.space(), folder.physical_bytes()) else { return };
+    let room = ByteSize::bytes(space.free_bytes.saturating_add(own));
+    if room.as_u64() < capacity.as_u64() {
+        let path = dir.display();
+        warn!(%path, %room, %capacity, "the disk has less room than the capacity of the path, which takes what there is");
     }
 }
 

@@ -219,6 +219,11 @@ impl Member {
         self.path().map_or(0, |path| path.used_bytes())
     }
 
+    /// Whether its file system has less room than its capacity, as far as was seen.
+    pub fn disk_is_full(&self) -> bool {
+        self.path().is_some_and(|path| path.disk_is_full())
+    }
+
     /// How far the adoption of this life is. A path that was out when the node started has none.
     pub fn adoption(&self) -> AdoptionProgress {
         *self.adoption.lock()

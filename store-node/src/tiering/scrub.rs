@@ -1,11 +1,11 @@
-//! Looking for damage before anybody reads it: every record of every sealed segment, header and sums.
+//! Looking for damage before anybody reads it: every record that is there when the scrub comes by, header and sums.
 //!
 //! What is damaged is withdrawn for good, so that a recompute can replace it. Records that nobody could get
 //! any more (removed, or replaced) are passed over. No segment is kept longer than one of its records is
 //! read, and bytes go through memory of the scrub, so neither writes nor the arena wait for it.
 
 use super::{Member, Tiering};
-use crate::tiers::ssd::{Health, Pace, Segment, SsdCopy, SsdError, SsdPath};
+use crate::tiers::ssd::{FooterEntry, Health, Pace, Segment, SsdCopy, SsdError, SsdPath};
 use std::{path::PathBuf, sync::Arc, time::Duration};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -102,16 +102,37 @@ impl Tiering {
         pace: &mut Pace,
         mut progress: impl FnMut(&ScrubCounts),
     ) -> Result<ScrubCounts, SsdError> {
-        let segments_total = path.sealed_count() as u64;
+        let sealed = path.sealed_count() as u64;
+        let segments_total = sealed + u64::from(path.open_records().is_some());
         let mut counts = ScrubCounts { segments_total, ..ScrubCounts::default() };
         progress(&counts);
         let mut last = 0;
         // Those that are sealed meanwhile are for the next round, so that this one ends.
-        while counts.segments < segments_total
+        while counts.segments < sealed
             && let Some((sequence, segment)) = path.sealed_after(last)
         {
             last = sequence;
-            self.scrub_segment(path, segment, pace, &mut counts, &mut progress).await?;
+            match path.records(&segment).await {
+                Ok(records) => {
+                    let of = (&segment, records);
+                    self.scrub_records(path, of, pace, &mut counts, &mut progress).await?;
+                }
+                Err(error) if error.is_of_the_copy() => {
+                    // Once: when all is withdrawn there is nothing left that is damaged.
+                    if self.withdraw_all(|copy| Arc::ptr_eq(copy.segment(), &segment)) > 0 {
+                        tracing::warn!(?segment, %error, "a footer is damaged: its segment is withdrawn");
+                        counts.damaged_segments += 1;
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+            counts.segments += 1;
+            progress(&counts);
+        }
+        if counts.segments < segments_total
+            && let Some((open, records)) = path.open_records()
+        {
+            self.scrub_records(path, (&open, records), pace, &mut counts, &mut progress).await?;
             counts.segments += 1;
             progress(&counts);
         }
@@ -119,28 +140,16 @@ impl Tiering {
         Ok(counts)
     }
 
-    async fn scrub_segment(
+    async fn scrub_records(
         &self,
         path: &Arc<SsdPath>,
-        segment: Arc<Segment>,
+        (segment, records): (&Arc<Segment>, Vec<FooterEntry>),
         pace: &mut Pace,
         counts: &mut ScrubCounts,
         progress: &mut impl FnMut(&ScrubCounts),
     ) -> Result<(), SsdError> {
-        let records = match path.records(&segment).await {
-            Ok(records) => records,
-            Err(error) if error.is_of_the_copy() => {
-                // Once: when all is withdrawn there is nothing left that is damaged.
-                if self.withdraw_all(|copy| Arc::ptr_eq(copy.segment(), &segment)) > 0 {
-                    tracing::warn!(?segment, %error, "a footer is damaged: its segment is withdrawn");
-                    counts.damaged_segments += 1;
-                }
-                return Ok(());
-            }
-            Err(error) => return Err(error),
-        };
         for record in records {
-            let copy = SsdCopy::of(Arc::clone(&segment), &record);
+            let copy = SsdCopy::of(Arc::clone(segment), &record);
             if self.catalog.ssd_use(&record.name, &copy).is_none() {
                 continue;
             }

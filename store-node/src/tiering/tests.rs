@@ -97,7 +97,7 @@ impl Default for Options {
 impl Life {
     /// Opens the disks and adopts all that is there.
     async fn begin(disks: &[&Simulated], options: Options) -> Self {
-        let arena = Arena::new(options.arena_pages * PAGE, |_| ()).unwrap();
+        let arena = Arena::new(options.arena_pages * PAGE, |_| Ok(())).unwrap();
         let log = Arc::new(ChangeLog::new(Arc::new(PartSets::new(1024)), 1024));
         let watermarks = Watermarks { high: 1.0, low: 1.0 };
         let incarnation = Incarnation(options.life);

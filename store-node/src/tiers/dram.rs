@@ -23,15 +23,20 @@ pub struct Arena {
     memory: SharedMemory,
     allocator: Mutex<Allocator<u32>>,
     used_pages: AtomicU64,
-    not_huge: Option<io::Error>,
 }
 
 impl Arena {
     /// Memory of `capacity` bytes, touched page by page so that it is really there. `progress` hears the
-    /// bytes touched so far.
-    pub fn new(capacity: usize, progress: impl FnMut(usize)) -> io::Result<Arc<Self>> {
-        let memory = SharedMemory::create("larder-arena", capacity)?;
-        let not_huge = memory.populate(256 << 20, progress);
+    /// bytes touched so far, and may end it.
+    ///
+    /// # Errors
+    /// There is no such memory; or those of `progress`.
+    pub fn new(
+        capacity: usize,
+        progress: impl FnMut(usize) -> io::Result<()>,
+    ) -> io::Result<Arc<Self>> {
+        let mut memory = SharedMemory::create("larder-arena", capacity)?;
+        memory.populate(256 << 20, progress)?;
         memory.seal_against_writers()?;
         let pages = u32::try_from(memory.len() / PAGE).map_err(|_| {
             io::Error::new(io::ErrorKind::InvalidInput, "an arena is at most 16 TiB")
@@ -40,17 +45,12 @@ impl Arena {
         // below 16 KiB, so 4 M extents are enough for 64 GiB of the smallest.
         let extents = pages.clamp(16, 4 << 20);
         let allocator = Mutex::new(Allocator::with_max_allocs(pages, extents));
-        Ok(Arc::new(Self { memory, allocator, used_pages: AtomicU64::new(0), not_huge }))
+        Ok(Arc::new(Self { memory, allocator, used_pages: AtomicU64::new(0) }))
     }
 
     /// Bytes of the arena.
     pub fn capacity_bytes(&self) -> u64 {
         self.memory.len() as u64
-    }
-
-    /// Why not all of it lies in huge pages, if it does not.
-    pub fn not_huge(&self) -> Option<&io::Error> {
-        self.not_huge.as_ref()
     }
 
     /// Bytes in extents that are not freed.
@@ -198,8 +198,19 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
+    fn taking_memory_can_be_ended_between_two_steps() {
+        let mut heard = Vec::new();
+        let ended = Arena::new(600 << 20, |touched| {
+            heard.push(touched);
+            Err(io::ErrorKind::Interrupted.into())
+        });
+        assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::Interrupted);
+        assert_eq!(heard, [256 << 20]);
+    }
+
+    #[test]
     fn space_comes_back_only_when_the_last_reader_is_gone() {
-        let arena = Arena::new(4 * PAGE, |_| ()).unwrap();
+        let arena = Arena::new(4 * PAGE, |_| Ok(())).unwrap();
         let mut extent = arena.allocate(3 * PAGE).unwrap();
         extent.bytes_mut().fill(7);
         let copy = extent.freeze();
@@ -218,7 +229,7 @@ mod tests {
         fn extents_never_overlap_and_their_sum_is_what_is_reported(
             ops in prop::collection::vec((any::<bool>(), 1usize..9 * PAGE), 1..120),
         ) {
-            let arena = Arena::new(64 * PAGE, |_| ()).unwrap();
+            let arena = Arena::new(64 * PAGE, |_| Ok(())).unwrap();
             let mut live: Vec<(WritableExtent, u8)> = Vec::new(); // The model: who wrote what.
             for (i, (take, len)) in ops.into_iter().enumerate() {
                 if take {

@@ -49,7 +49,10 @@ fn a_disk_that_is_full_before_its_capacity_is_used_as_far_as_it_goes_and_again_w
         let (at, all) = (node.tcp().await, keys(0..600));
         put_all(&at, &all[..300]).await;
         let full = node.ssd().await;
-        assert!(full.paths[0].healthy, "{:?}", full.paths[0]);
+        assert!(full.paths[0].healthy && full.paths[0].disk_full, "{:?}", full.paths[0]);
+        let said = node.daemon.logged();
+        let less_room = |line: &String| line.contains("less room than the capacity");
+        assert_eq!(said.iter().filter(|line| less_room(line)).count(), 1, "{said:?}");
         assert!(full.paths[0].counters["reclaimed_segment"] > 0, "room is made");
         assert!(full.parts > 0 && full.used_bytes <= 12 << 20, "{full:?}");
         let held = count_on_ssd(&at, &all[..300]).await;

@@ -97,6 +97,18 @@ async fn a_node_that_may_lock_no_memory_serves() {
     }
 }
 
+// It was touched page by page until the kernel killed somebody.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_that_the_machine_does_not_have_is_refused_before_it_is_touched() {
+    let dir = tempfile::tempdir().unwrap();
+    let flags = ["--dram.capacity=15TiB".to_owned()];
+    let refused = Node::start_by(&[], dir.path(), "a", None, &flags).await.unwrap_err();
+    let why = refused.to_string();
+    for word in ["take dram.capacity = 15TiB", "must be at most", "free on this machine"] {
+        assert!(why.contains(word), "{word:?} in {why}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_folder_in_use_is_refused_by_its_name_and_left_alone() {
     let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

@@ -158,8 +158,8 @@ async fn put<S: AsyncRead + AsyncWrite + Unpin>(
 
 /// Hands out the slots, for reading, and a staging area, then locates and takes.
 async fn serve_shared(slots: Arc<Slots>, stream: UnixStream) -> io::Result<()> {
-    let staging = SharedMemory::create("larder-bench-staging", slots.len())?;
-    let _ = staging.populate(usize::MAX, |_| ()); // Huge pages are wanted, not needed.
+    let mut staging = SharedMemory::create("larder-bench-staging", slots.len())?;
+    staging.populate(usize::MAX, |_| Ok(()))?;
     let read_only = slots.memory().read_only_fd()?;
     let len = (slots.memory().len() as u64).to_le_bytes();
     send_with_fds(&stream, &len, &[read_only.as_fd(), staging.fd()]).await?;

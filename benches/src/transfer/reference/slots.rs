@@ -40,8 +40,8 @@ pub(crate) struct Slots {
 impl Slots {
     /// `count` slots of `len` bytes; slot `i` holds part `first_part + i`.
     pub(crate) fn new(len: usize, count: usize, first_part: u64) -> io::Result<Self> {
-        let memory = SharedMemory::create("larder-bench-slots", count * stride(len))?;
-        let _ = memory.populate(usize::MAX, |_| ()); // Huge pages are wanted, not needed.
+        let mut memory = SharedMemory::create("larder-bench-slots", count * stride(len))?;
+        memory.populate(usize::MAX, |_| Ok(()))?;
         let slots = (0..count).map(|_| Slot::default()).collect();
         let slots = Self { memory, len, slots };
         for (slot, part) in (0u32..).zip(first_part..first_part + count as u64) {

@@ -63,7 +63,7 @@ pub(crate) struct AuditArgs {
 
 /// Verify all that lies on a node's ssds, and withdraw what is damaged
 ///
-/// Goes through every record of every sealed segment. What is damaged is withdrawn for good, so that it is
+/// Goes through every record that is there when it comes by. What is damaged is withdrawn for good, so that it is
 /// computed again and not missed at the moment it is needed. Nodes do this by themselves in the background
 /// (ssd.scrub_rate); this is for now. Ends with exit code 1 when damage was found, or a path could not be
 /// scrubbed to the end. Ctrl-C stops it.
@@ -95,7 +95,7 @@ pub(crate) enum PathCommand {
     /// it is taken in again, by `readmit` or by a restart of the node, both of which begin empty.
     #[command(after_help = "\
 Examples:
-  larderctl node path fence node-a /mnt/ssd1 --reason 'smart errors'")]
+  larderctl node path fence node-a /mnt/ssd1 --reason 'smart errors' --yes")]
     Fence {
         /// The node, by name or id
         node: String,
@@ -104,6 +104,9 @@ Examples:
         /// Why, for whoever asks later
         #[arg(long, value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
         reason: String,
+        /// Yes, give up what is on it
+        #[arg(long)]
+        yes: bool,
         #[command(flatten)]
         output: OutputArg,
     },

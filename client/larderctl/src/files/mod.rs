@@ -29,18 +29,21 @@ use manifest::{FILE_LIMIT, Manifest, PIECE_LEN, model, root_of};
 use serde::Serialize;
 use std::{
     collections::BTreeSet,
-    fs::File,
+    fs::{File, Permissions},
     io::{self, Read, Write},
+    os::unix::fs::PermissionsExt,
     path::Path,
     time::Duration,
 };
-use tempfile::NamedTempFile;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 /// Pieces that are fetched ahead.
 const AHEAD: usize = 4;
 /// How long `put` waits for masters to learn of the blocks; the bound of P5 many times over.
 const LISTED_WITHIN: Duration = Duration::from_secs(2);
+/// How often blocks that a node evicts meanwhile are put again. The first of them takes the place of what others had
+/// there; what is gone after the second is gone for a reason that lasts.
+const ROUNDS: usize = 2;
 const PART: PartNumber = PartNumber(0);
 
 #[derive(Debug, Serialize)]
@@ -87,7 +90,8 @@ pub(crate) async fn put(
 fn taken(held: &Manifest) -> CtlError {
     let (_, root) = root_of(&held.name);
     CtlError::Failed(format!(
-        "the name {} is taken by another file of {}; `larderctl evict --key {root}` frees it",
+        "the name {} is taken by another file of {}; `larderctl evict --key {root} --descendants --yes` \
+         frees it, and what it takes",
         held.name,
         size(held.len)
     ))
@@ -146,7 +150,7 @@ async fn store(
     for node in ctl.within("prepare the put", ready).await? {
         match store_on(ctl, path, manifest, &node.address).await {
             Ok(()) => {
-                room::verify(ctl, manifest, &node).await?;
+                complete(ctl, path, manifest, &node).await?;
                 let listed = wait_until_listed(ctl, &manifest.keys()).await?.is_none();
                 return stored(ctl, manifest, "stored", node.address.node, listed).await;
             }
@@ -157,6 +161,25 @@ async fn store(
     Err(refused.unwrap_or_else(|| CtlError::Failed("no node takes puts".to_owned())))
 }
 
+/// Puts again what the node has evicted of the file meanwhile: a node that makes room lets go of more than it needs,
+/// and may well choose what came first.
+async fn complete(
+    ctl: &Ctl,
+    path: &Path,
+    manifest: &Manifest,
+    node: &room::Candidate,
+) -> Result<(), CtlError> {
+    let mut gone = room::gone(ctl, manifest, node).await?;
+    for _ in 0..ROUNDS {
+        if gone.is_empty() {
+            return Ok(());
+        }
+        put_blocks(ctl, path, manifest, &node.address, &gone).await?;
+        gone = room::gone(ctl, manifest, node).await?;
+    }
+    room::all_there(manifest, node, &gone)
+}
+
 /// The very file is held under its name already: if all of it is.
 async fn exists(ctl: &Ctl, manifest: &Manifest, node: NodeId) -> Result<Stored, CtlError> {
     let keys = manifest.keys();
@@ -164,7 +187,7 @@ async fn exists(ctl: &Ctl, manifest: &Manifest, node: NodeId) -> Result<Stored, 
         None => stored(ctl, manifest, "exists", node, true).await,
         Some(block) => Err(CtlError::Failed(format!(
             "{} was put before, and block {block} of {} is not held any more; \
-             `larderctl evict --key {}` frees the name, then put it again",
+             `larderctl evict --key {} --descendants --yes` frees the name, then put it again",
             manifest.name,
             keys.len(),
             keys[0]
@@ -190,6 +213,19 @@ async fn store_on(
     manifest: &Manifest,
     node: &NodeAddress,
 ) -> Result<(), CtlError> {
+    let all: Vec<usize> = (0..manifest.keys().len()).collect();
+    put_blocks(ctl, path, manifest, node, &all).await
+}
+
+/// Puts these blocks, the manifest last: who finds it finds the file. The whole file is read, so that a change of it is
+/// seen.
+async fn put_blocks(
+    ctl: &Ctl,
+    path: &Path,
+    manifest: &Manifest,
+    node: &NodeAddress,
+    blocks: &[usize],
+) -> Result<(), CtlError> {
     let at_file = |source| CtlError::File { what: "read", path: path.to_owned(), source };
     let mut file = File::open(path).map_err(at_file)?;
     let mut hasher = blake3::Hasher::new();
@@ -199,13 +235,18 @@ async fn store_on(
         let mut bytes = vec![0; len];
         file.read_exact(&mut bytes).map_err(at_file)?;
         hasher.update(&bytes);
-        put_block(ctl, node, &keys, piece + 1, bytes.into()).await?;
+        if blocks.contains(&(piece + 1)) {
+            put_block(ctl, node, &keys, piece + 1, bytes.into()).await?;
+        }
     }
     if hasher.finalize() != manifest.digest {
         let path = path.to_owned();
         return Err(CtlError::Content { path, rule: "must not change while it is put".to_owned() });
     }
-    put_block(ctl, node, &keys, 0, manifest.encode().into()).await
+    match blocks.contains(&0) {
+        true => put_block(ctl, node, &keys, 0, manifest.encode().into()).await,
+        false => Ok(()),
+    }
 }
 
 async fn put_block(
@@ -322,7 +363,15 @@ pub(crate) async fn get(ctl: &Ctl, name: &str, to: &Path) -> Result<(), CtlError
         let why = "it exists and is not a regular file; `-` writes to standard output";
         return Err(at_file(std::io::Error::new(std::io::ErrorKind::AlreadyExists, why)));
     }
-    let mut file = NamedTempFile::new_in(beside).map_err(at_file)?;
+    // Whoever may read what this user makes may read this, too, as with any program.
+    let mut temporary = tempfile::Builder::new();
+    temporary.permissions(Permissions::from_mode(0o666)); // Less the umask.
+    let mut file = temporary.tempfile_in(beside).map_err(|error| {
+        at_file(io::Error::new(
+            error.kind(),
+            format!("make a file in {}: {}", beside.display(), error.kind()),
+        ))
+    })?;
     bring(ctl, &manifest, &mut nodes, &names, |bytes| file.write_all(bytes).map_err(at_file))
         .await?;
     file.persist(to).map_err(|error| at_file(error.error))?;

@@ -58,10 +58,9 @@ pub(super) async fn candidates(
     fitting(manifest, nodes)
 }
 
-/// What all tiers hold without evicting, as far as the node tells it.
+/// What the tiers that parts are put into hold without evicting, if the node tells it.
 fn holds_bytes(tiers: &[TierStatus]) -> Option<u64> {
-    let told = !tiers.is_empty() && tiers.iter().all(|tier| tier.holds_bytes > 0);
-    told.then(|| tiers.iter().map(|tier| tier.holds_bytes).sum())
+    Some(tiers.iter().map(|tier| tier.holds_bytes).sum()).filter(|told| *told > 0)
 }
 
 fn fitting(manifest: &Manifest, nodes: Vec<Candidate>) -> Result<Vec<Candidate>, CtlError> {
@@ -75,7 +74,7 @@ fn fitting(manifest: &Manifest, nodes: Vec<Candidate>) -> Result<Vec<Candidate>,
     }
     let Candidate { name, capacity_bytes, holds_bytes, .. } = largest;
     Err(CtlError::Failed(format!(
-        "the file is {}: must be at most {}, which is what {name} holds before it evicts (of a \
+        "the file is {}: must be at most {}, which is what {name} holds in memory before it evicts (of a \
          capacity of {}), because a file goes to one node whole; nothing was put or evicted",
         size(needed),
         size(holds_bytes),
@@ -83,23 +82,34 @@ fn fitting(manifest: &Manifest, nodes: Vec<Candidate>) -> Result<Vec<Candidate>,
     )))
 }
 
-/// Asks the node whether it holds all blocks of a file that was put there.
-pub(super) async fn verify(
+/// The blocks of a file that was put there which the node holds no more.
+pub(super) async fn gone(
     ctl: &Ctl,
     manifest: &Manifest,
     node: &Candidate,
-) -> Result<(), CtlError> {
-    let Candidate { address, name, holds_bytes, .. } = node;
+) -> Result<Vec<usize>, CtlError> {
+    let Candidate { address, name, .. } = node;
     let keys = manifest.keys();
     let layout = model().version().layout;
     let held = ctl.client.held_by(address, layout, PART, &keys, ctl.timeout).await;
     let held = held.doing(format!("ask {name} whether it holds the file"))?;
-    let gone: Vec<usize> = (0..keys.len()).filter(|at| held.get(*at) != Some(&true)).collect();
+    Ok((0..keys.len()).filter(|at| held.get(*at) != Some(&true)).collect())
+}
+
+/// Whether the node holds all of a file, of which it let these blocks go again and again.
+pub(super) fn all_there(
+    manifest: &Manifest,
+    node: &Candidate,
+    gone: &[usize],
+) -> Result<(), CtlError> {
     let Some(first) = gone.first() else { return Ok(()) };
+    let Candidate { name, holds_bytes, .. } = node;
+    let keys = manifest.keys();
     Err(CtlError::Failed(format!(
-        "block {first} of {} of {} is gone from {name} already ({} in all): most likely it was \
-         evicted, because what is in use there leaves too little of the {} that it holds; \
-         `larderctl pins` shows what is in use, `larderctl evict --key {}` takes back the rest",
+        "block {first} of {} of {} is gone from {name} whenever it was put ({} in all): most likely it is \
+         evicted, because what is in use there, or is put there meanwhile, leaves too little of the {} that it \
+         holds; `larderctl pins` shows what is in use, `larderctl evict --key {} --descendants --yes` takes back \
+         the rest",
         keys.len(),
         manifest.name,
         counted(gone.len(), "block"),
@@ -142,7 +152,8 @@ mod tests {
     fn a_node_that_does_not_tell_what_it_holds_is_taken_at_its_capacity() {
         let tier = |holds_bytes| TierStatus { holds_bytes, ..TierStatus::default() };
         assert_eq!(holds_bytes(&[tier(7), tier(5)]), Some(12));
-        assert_eq!(holds_bytes(&[tier(7), tier(0)]), None);
+        assert_eq!(holds_bytes(&[tier(7), tier(0)]), Some(7), "an ssd takes no puts");
+        assert_eq!(holds_bytes(&[tier(0)]), None);
         assert_eq!(holds_bytes(&[]), None);
     }
 }

@@ -83,6 +83,9 @@ async fn a_path_is_fenced_shown_and_taken_in_again_empty() {
     let nodes = cluster.ctl(&["nodes"]).await;
     assert!(nodes.out.contains("2 of 2") && !nodes.out.contains("fenced"), "{nodes:?}");
     let fence = ["node", "path", "fence", "node-a", &first, "--reason", "smart errors"];
+    let run = cluster.ctl(&fence).await;
+    assert!(run.code == 2 && run.err.contains("--yes"), "{run:?}");
+    let fence = [&fence[..], &["--yes"]].concat();
     let run = cluster.ctl(&[&fence[..], &["-o", "json"]].concat()).await;
     assert!(run.json(0)["withdrawn_copies"].as_u64().unwrap() > 100, "{run:?}");
     assert_eq!(cluster.ctl(&fence).await.code, 0, "once more changes nothing");

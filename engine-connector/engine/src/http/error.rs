@@ -68,6 +68,21 @@ impl ApiError {
         }
     }
 
+    /// Nothing is served under this path.
+    #[must_use]
+    pub(super) fn path(asked: &str) -> Self {
+        Self {
+            status: StatusCode::NOT_FOUND,
+            kind: "invalid_request_error",
+            code: "unknown_path",
+            field: None,
+            message: format!(
+                "{asked:?} is not served here; these are: {}",
+                super::PATHS.join(", ")
+            ),
+        }
+    }
+
     /// The engine could not go on.
     #[must_use]
     pub(super) fn internal(message: String) -> Self {

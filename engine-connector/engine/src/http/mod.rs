@@ -15,9 +15,11 @@ mod tokenize;
 
 pub use listener::serve;
 
+use self::error::ApiError;
 use crate::llama::Model;
 use crate::scheduler::Scheduler;
 use axum::extract::{DefaultBodyLimit, State};
+use axum::http::Uri;
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use larder_proto::Incarnation;
@@ -71,12 +73,16 @@ impl App {
     }
 }
 
+/// What is served, for who asks for something else.
+const PATHS: [&str; 5] = ["/v1/completions", "/v1/models", "/tokenize", "/health", "/metrics"];
+
 /// The routes of the engine, without those of every daemon.
 pub fn router(app: Arc<App>) -> Router {
     Router::new()
         .route("/v1/completions", post(completions::completions))
         .route("/v1/models", get(models))
         .route("/tokenize", post(tokenize::tokenize))
+        .fallback(|uri: Uri| async move { ApiError::path(uri.path()) })
         .with_state(app)
         .layer(DefaultBodyLimit::max(BODY_LIMIT))
 }

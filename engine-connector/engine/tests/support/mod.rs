@@ -5,19 +5,22 @@
 pub(crate) mod gguf;
 pub(crate) mod tiny_model;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use tempfile::NamedTempFile;
 
-/// A tiny model on disk, written once a process.
+/// A tiny model on disk, the same for all tests.
 pub(crate) fn tiny_model() -> PathBuf {
-    static MODEL: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
-    let (_, path) = MODEL.get_or_init(|| {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("tiny.gguf");
-        tiny_model::write(&path, 7).unwrap();
-        (folder, path)
-    });
-    path.clone()
+    static MODEL: OnceLock<PathBuf> = OnceLock::new();
+    let write = || {
+        // Others may be writing it too: whole files take the place of each other.
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let (file, path) = (NamedTempFile::new_in(folder).unwrap(), folder.join("tiny.gguf"));
+        tiny_model::write(file.path(), 7).unwrap();
+        file.persist(&path).unwrap();
+        path
+    };
+    MODEL.get_or_init(write).clone()
 }
 
 /// The real model, where `scripts/fetch-model.sh` puts it or `LARDER_TEST_MODEL` says; absent on a

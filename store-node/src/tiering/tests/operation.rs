@@ -73,6 +73,26 @@ async fn a_scrub_withdraws_what_is_damaged_for_good_and_nothing_else() {
     assert_eq!(life.scrub().await.damaged_records, 0);
 }
 
+// It said that all was whole, and had looked at nothing.
+#[tokio::test]
+async fn a_scrub_goes_through_what_is_not_sealed_yet() {
+    let disk = disk(25);
+    let life = Life::begin(&[&disk], everything()).await;
+    let numbers: Vec<u64> = (1..=3).collect();
+    for n in &numbers {
+        assert!(life.put(*n, None));
+    }
+    life.settled().await;
+    let clean = life.scrub().await;
+    assert_eq!((clean.segments, clean.segments_total, clean.records), (1, 1, 3), "{clean:?}");
+    assert!(!clean.found_damage());
+    disk.flip("segment-000000", (PAGE + 9) * 8);
+    let counts = life.scrub().await;
+    assert_eq!((counts.damaged_records, counts.damaged_segments), (1, 0), "{counts:?}");
+    let on_ssd = |n| life.tiers(n).has(larder_proto::Tier::Ssd);
+    assert!(!on_ssd(1) && on_ssd(2) && on_ssd(3));
+}
+
 #[tokio::test]
 async fn a_damaged_footer_costs_its_segment_until_the_restart() {
     let disk = disk(22);

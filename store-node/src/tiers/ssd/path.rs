@@ -7,7 +7,7 @@
 
 use super::{
     SsdError,
-    format::{Nonce, SegmentHeader, Trailer},
+    format::{FooterEntry, Nonce, SegmentHeader, Trailer},
     io::{AlignedBuffer, DriverInUse, File, Folder, PAGE, is_full},
     removals::RemovalLog,
     segment::Segment,
@@ -229,6 +229,11 @@ impl SsdPath {
         files.saturating_sub(in_part) as u64 * self.settings.segment_bytes + open
     }
 
+    /// Whether the file system had no room for the file of another segment when it was last asked for one.
+    pub fn disk_is_full(&self) -> bool {
+        self.state.lock().disk_full
+    }
+
     /// Takes the path out: nothing is read from or written to it from now on. Whether it took part until
     /// now, and the reason is new.
     pub fn fence(&self, reason: &str) -> bool {
@@ -397,6 +402,13 @@ impl SsdPath {
         let limit = self.slots_limit() as usize;
         let state = self.state.lock();
         !state.free.is_empty() || state.uses.iter().flatten().count() < limit
+    }
+
+    /// The segment that takes records now, and those that are there; `None` if there are none.
+    pub fn open_records(&self) -> Option<(Arc<Segment>, Vec<FooterEntry>)> {
+        let open = self.state.lock().open.clone()?;
+        let records = open.entries();
+        (!records.is_empty()).then_some((open, records))
     }
 
     /// Sealed segments.

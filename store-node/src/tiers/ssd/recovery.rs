@@ -143,8 +143,9 @@ impl Dropped {
         if files > 0 {
             tracing::warn!(
                 %path, files, other_length, beyond_capacity, wrong_length, damaged_header,
-                "segment files are dropped with all that they hold: of another ssd.segment, beyond the capacity, \
-                 of a length that is not theirs, with a damaged header"
+                "segment files are dropped with all that they hold. other_length: they were made with another \
+                 ssd.segment than is set now; beyond_capacity: there are more than ssd.path.capacity has room for; \
+                 wrong_length: somebody cut or stretched them; damaged_header: what they are cannot be read"
             );
         }
     }

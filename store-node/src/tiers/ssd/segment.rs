@@ -126,6 +126,11 @@ impl Segment {
         Some(entries)
     }
 
+    /// The records that are there, of a segment that is not sealed yet.
+    pub(super) fn entries(&self) -> Vec<FooterEntry> {
+        self.fill.lock().entries.clone()
+    }
+
     /// Pages in use, header included.
     pub(super) fn used_pages(&self) -> u64 {
         self.fill.lock().next_page

@@ -96,7 +96,7 @@ async fn make_ready(
 }
 
 fn arena() -> Arc<Arena> {
-    Arena::new(64 * PAGE, |_| ()).unwrap()
+    Arena::new(64 * PAGE, |_| Ok(())).unwrap()
 }
 
 #[tokio::test]

@@ -55,7 +55,7 @@ impl TestNode {
     async fn with_limits(id: u8, life: u64, arena_bytes: usize, limits: Limits) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("node.sock");
-        let arena = Arena::new(arena_bytes, |_| ()).unwrap();
+        let arena = Arena::new(arena_bytes, |_| Ok(())).unwrap();
         let log = Arc::new(ChangeLog::new(Arc::new(PartSets::new(64)), 1024));
         let watermarks = Watermarks { high: 1.0, low: 0.9 };
         let incarnation = Incarnation(life);

@@ -169,7 +169,7 @@ fn memory_that_is_locked_beforehand_is_written_and_read_like_any_other() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let arenas: Vec<_> = (0..2).map(|_| Arena::new(32 * PAGE, |_| ()).unwrap()).collect();
+    let arenas: Vec<_> = (0..2).map(|_| Arena::new(32 * PAGE, |_| Ok(())).unwrap()).collect();
     let memory = arenas.iter().map(Area::of).collect();
     let options = DiskOptions { memory, ..DiskOptions::default() };
     let folder = DiskFolder::open(dir.path(), &options).unwrap();
@@ -213,7 +213,7 @@ fn with_low_limit() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let arena = Arena::new(4 << 20, |_| ()).unwrap();
+    let arena = Arena::new(4 << 20, |_| Ok(())).unwrap();
     let options = DiskOptions { memory: vec![Area::of(&arena)], ..DiskOptions::default() };
     let (folder, log) = logged(|| DiskFolder::open(dir.path(), &options).unwrap());
     assert_eq!(folder.driver().kind, DriverKind::IoUring, "{:?}", folder.driver());
