@@ -296,13 +296,12 @@ mod tests {
         // SAFETY: nobody else reaches the memory.
         let bytes = unsafe { memory.bytes_mut(0, len) };
         assert!(bytes.iter().all(|byte| *byte == 0));
-        for (at, byte) in bytes.iter_mut().enumerate() {
-            *byte = (at / 7 % 251) as u8;
-        }
+        let pattern = || (0..251).flat_map(|value| [value; 7]).cycle();
+        bytes.iter_mut().zip(pattern()).for_each(|(byte, value)| *byte = value);
         let reader = SharedMemory::open(memory.read_only_fd().unwrap(), len, false).unwrap();
         // SAFETY: nobody writes any more.
         let read = unsafe { reader.bytes(0, len) };
-        assert!(read.iter().enumerate().all(|(at, byte)| *byte == (at / 7 % 251) as u8));
+        assert!(read.iter().zip(pattern()).all(|(byte, value)| *byte == value));
     }
 
     /// Bytes of a mapping that the kernel counts under this name.

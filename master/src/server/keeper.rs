@@ -8,6 +8,7 @@ use tokio::{
     task::{spawn_blocking, yield_now},
     time::{Instant, MissedTickBehavior, interval},
 };
+use tracing::info;
 
 /// Entries looked at in one slice of sweeping: about a millisecond.
 const SWEEP_SLICE: u64 = 32_768;
@@ -53,7 +54,10 @@ async fn keep(shared: &Arc<Shared>) -> Result<(), TaskError> {
         for effect in effects {
             match effect {
                 Effect::Remember(identity) => writer.hard_state.put_node(&identity)?,
-                Effect::Dismiss(node) => writer.hard_state.remove_node(&node)?,
+                Effect::Dismiss(node) => {
+                    info!(%node, "node forgotten with all that it held: not heard of for nodes.ttl");
+                    writer.hard_state.remove_node(&node)?;
+                }
                 Effect::Close(session) => writer.desk.close(session),
             }
         }

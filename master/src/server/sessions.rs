@@ -151,7 +151,8 @@ struct Ending {
 impl Drop for Ending {
     fn drop(&mut self) {
         self.shared.desk.closed(self.session.id());
-        if self.session.source().is_some() {
+        if let Some(source) = self.session.source() {
+            info!(node = %source.node, "session with node ended");
             self.shared.cluster.ended(Instant::now().into_std(), self.session.id());
             self.shared.settle();
         }

@@ -30,8 +30,12 @@ impl SharedMemory {
         })
     }
 
-    pub fn populate(&self, _: usize, mut progress: impl FnMut(usize)) {
-        progress(self.len());
+    pub fn populate(
+        &mut self,
+        _: usize,
+        mut progress: impl FnMut(usize) -> io::Result<()>,
+    ) -> io::Result<()> {
+        progress(self.len())
     }
 
     pub fn seal_against_writers(&self) -> io::Result<()> {

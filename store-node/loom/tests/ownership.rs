@@ -73,7 +73,7 @@ struct Node {
 
 impl Node {
     fn new(pages: usize) -> Self {
-        let arena = Arena::new(pages * PAGE, |_| ()).unwrap();
+        let arena = Arena::new(pages * PAGE, |_| Ok(())).unwrap();
         let log = Arc::new(ChangeLog::new(Arc::new(PartSets::new(16)), 16));
         let watermarks = Watermarks { high: 1.0, low: 1.0 };
         let catalog =
