@@ -211,7 +211,7 @@ fn scrubbed_for_people(scrubbed: &Scrubbed) -> Vec<Section> {
                 size(path.bytes),
                 count(path.damaged_records),
                 count(path.damaged_segments),
-                path.error.clone().unwrap_or_else(|| "whole".to_owned()),
+                path.error.clone().unwrap_or_else(|| "complete".to_owned()),
             ],
         );
     }

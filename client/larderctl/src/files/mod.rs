@@ -80,7 +80,7 @@ pub(crate) async fn put(
         }
     };
     let stored = match held(ctl, name).await? {
-        Some((held, source)) if held == manifest => exists(ctl, &manifest, source).await?,
+        Some((held, source)) if held == manifest => exists(ctl, path, &manifest, source).await?,
         Some((held, _)) => return Err(taken(&held)),
         None => store(ctl, path, &manifest, &choice).await?,
     };
@@ -180,19 +180,23 @@ async fn complete(
     room::all_there(manifest, node, &gone)
 }
 
-/// The very file is held under its name already: if all of it is.
-async fn exists(ctl: &Ctl, manifest: &Manifest, node: NodeId) -> Result<Stored, CtlError> {
-    let keys = manifest.keys();
-    match wait_until_listed(ctl, &keys).await? {
-        None => stored(ctl, manifest, "exists", node, true).await,
-        Some(block) => Err(CtlError::Failed(format!(
-            "{} was put before, and block {block} of {} is not held any more; \
-             `larderctl evict --key {} --descendants --yes` frees the name, then put it again",
-            manifest.name,
-            keys.len(),
-            keys[0]
-        ))),
+/// The very file is held under its name already. What is not held of it any more is put where its manifest is.
+async fn exists(
+    ctl: &Ctl,
+    path: &Path,
+    manifest: &Manifest,
+    node: NodeId,
+) -> Result<Stored, CtlError> {
+    if wait_until_listed(ctl, &manifest.keys()).await?.is_none() {
+        return stored(ctl, manifest, "exists", node, true).await;
     }
+    let choice = NodeChoice::Named(node.to_string());
+    let found = ctl.within("prepare the put", room::candidates(ctl, manifest, &choice)).await?;
+    for there in found {
+        complete(ctl, path, manifest, &there).await?;
+    }
+    let listed = wait_until_listed(ctl, &manifest.keys()).await?.is_none();
+    stored(ctl, manifest, "stored", node, listed).await
 }
 
 /// Whether another node may take what this one did not.

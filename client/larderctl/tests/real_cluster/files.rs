@@ -90,6 +90,11 @@ async fn a_file_of_which_a_block_is_gone_is_not_found_and_leaves_nothing_behind(
     assert_eq!(run.code, 3, "{run:?}");
     assert!(run.err.contains("block 2 of 3 of long"), "{run:?}");
     assert_eq!(fs::read_dir(&out).unwrap().count(), 0, "no half file");
+    // The same put brings back what is missing.
+    let again = cluster.ctl(&["put", &path, "--name", "long", "-o", "json"]).await.json(0);
+    assert_eq!((&again["outcome"], &again["keys"]), (&"stored".into(), &put["keys"]), "{again}");
+    assert_eq!(cluster.ctl(&["get", "long", "-o", &to]).await.code, 0);
+    assert!(fs::read(&path).unwrap() == fs::read(&to).unwrap());
 }
 
 // A file above what a node holds was called stored, took the place of everything else, and was not there.
