@@ -13,6 +13,7 @@ use crate::{
         io::{DiskFolder, DiskOptions, Folder, OpenError},
     },
 };
+use futures_util::future::join_all;
 use larder_daemon::{Context, TaskError, config::ByteSize, run::chain};
 use larder_proto::ids::NodeId;
 use parking_lot::Mutex;
@@ -30,8 +31,9 @@ use tracing::{error, warn};
 /// Reading a page of each file takes many requests: so many deadlines of one.
 const DEADLINES: u32 = 10;
 
-/// Opens all paths; what earlier lives left there is adopted while the node serves. A disk that has failed
-/// does not keep the others from being used: its path is out, as if it had failed while the node ran.
+/// Opens all paths at once; what earlier lives left there is adopted while the node serves. A disk that has failed
+/// does not keep the others from being used: its path is out, as if it had failed while the node ran. Nothing is
+/// changed anywhere before every folder is known to be one of its own.
 pub(super) async fn open(
     config: &NodeConfig,
     id: NodeId,
@@ -39,64 +41,81 @@ pub(super) async fn open(
     state: &Arc<StateDir>,
     context: &Context,
 ) -> Result<(Arc<Tiering>, Vec<Adoption>), TaskError> {
-    let failed: Arc<[PathBuf]> = settle_failed(state, config.ssd.deadline.get()).await?.into();
-    let (mut members, mut adoptions) = (Vec::new(), Vec::new());
-    let (mut paths, mut folders) = (HashMap::new(), Vec::new());
-    for (index, one) in config.ssd.path.iter().enumerate() {
-        context.health.starting(format!("opening {}", one.dir.display()));
-        let refuse = |why: &str| {
-            let dir = one.dir.display();
-            io::Error::other(format!("open ssd.path[{index}].dir = {dir}: {why}"))
-        };
+    let failed = settle_failed(state, config.ssd.deadline.get()).await?;
+    let all = &config.ssd.path;
+    let dirs: Vec<_> = all.iter().map(|one| one.dir.display().to_string()).collect();
+    context.health.starting(format!("opening {}", dirs.join(", ")));
+    let found = join_all(all.iter().map(|one| {
         let options = config.ssd.disk_options(one, catalog.arena());
-        let settings = config.ssd.path_settings(one);
-        let found = find(one, options.clone(), settings.deadline).await;
-        let place = found.place;
-        if !place.to_str().is_some_and(is_one_line) {
-            let why = format!("it leads to {place:?}, whose name is no line of text");
-            return Err(refuse(&why).into());
+        find(one, options, config.ssd.path_settings(one).deadline)
+    }));
+    let found = found.await;
+    all_apart(all, &found)?;
+
+    let mut paths = HashMap::new();
+    let opening = all.iter().zip(found).map(|(one, found)| {
+        let options = config.ssd.disk_options(one, catalog.arena());
+        paths.insert(one.dir.clone(), HostPath { place: found.place.clone(), options });
+        let (keep, settings) = (!failed.contains(&found.place), config.ssd.path_settings(one));
+        async move {
+            let opened = match found.folder {
+                Ok(folder) => open_path(id, folder, settings.clone(), keep).await,
+                Err(why) => Err(why),
+            };
+            (found.place, keep, settings, opened)
         }
-        let keep = !failed.contains(&place);
-        let opened = match found.folder {
-            Ok(folder) => open_path(id, folder, settings.clone(), keep).await,
-            Err(why) => Err(why),
-        };
-        let same =
-            found.identity.and_then(|this| folders.iter().position(|other| *other == Some(this)));
-        if let Some(other) = same {
-            let of_other = config.ssd.path[other].dir.display();
-            let why = format!(
-                "it is the folder of ssd.path[{other}] ({of_other}); give each path a folder of its own"
-            );
-            return Err(refuse(&why).into());
-        }
-        folders.push(found.identity);
+    });
+    let opening: Vec<_> = opening.collect();
+    let (mut members, mut adoptions) = (Vec::new(), Vec::new());
+    for (index, (place, keep, settings, opened)) in (0..).zip(join_all(opening).await) {
+        let path = settings.name.display();
         match opened {
-            Ok((path, adoption)) => {
+            Ok((opened, adoption)) => {
                 if !keep {
-                    warn!(path = %one.dir.display(), "the path had failed: it starts empty");
+                    warn!(%path, "the path had failed: it starts empty");
                     state.note_emptied(&place)?;
                 }
-                members.push(Member::from(path).adopting(&adoption));
+                members.push(Member::from(opened).adopting(&adoption));
                 adoptions.push(adoption);
             }
             Err(NotOpened { why, by_disk: true }) => {
-                let path = one.dir.display();
                 error!(%path, why, "ssd path fenced: it cannot be opened");
                 // Nothing that is removed from now on can be noted there.
                 state.note_failed(&place)?;
                 members.push(Member::out(id, settings, &why));
             }
             Err(NotOpened { why, by_disk: false }) => {
-                return Err(refuse(&why).into());
+                return Err(refusal(index, &settings.name, &why).into());
             }
         }
-        paths.insert(one.dir.clone(), HostPath { place, options });
     }
     let host = SsdHost { state: Arc::clone(state), paths, noting: Mutex::default() };
     let settings = config.ssd.tiering();
     let tiering = Tiering::new(Arc::clone(catalog), members, settings, Arc::new(host));
     Ok((tiering, adoptions))
+}
+
+fn refusal(index: usize, dir: &Path, why: &str) -> io::Error {
+    io::Error::other(format!("open ssd.path[{index}].dir = {}: {why}", dir.display()))
+}
+
+/// Whether each path has a folder of its own, with a name that can be remembered.
+fn all_apart(all: &[SsdPathConfig], found: &[Found]) -> io::Result<()> {
+    for (index, (one, this)) in all.iter().zip(found).enumerate() {
+        if !this.place.to_str().is_some_and(is_one_line) {
+            let why = format!("it leads to {:?}, whose name is no line of text", this.place);
+            return Err(refusal(index, &one.dir, &why));
+        }
+        let is_same = |other: &Found| this.identity.is_some() && other.identity == this.identity;
+        if let Some(other) = found[..index].iter().position(is_same) {
+            let of_other = all[other].dir.display();
+            let why = format!(
+                "it is the folder of ssd.path[{other}] ({of_other}); give each path a folder of its own"
+            );
+            return Err(refusal(index, &one.dir, &why));
+        }
+    }
+    Ok(())
 }
 
 /// The folders that have failed in earlier lives, each by its one name where its disk tells that now. An earlier
