@@ -119,6 +119,9 @@ pub struct AdoptionProgress {
     pub goes_on: bool,
 }
 
+/// The folder that is being opened, if it is: a disk that hangs keeps one thread, however often it is tried again.
+type Readmission = Option<tokio::task::JoinHandle<io::Result<Arc<dyn Folder>>>>;
+
 /// A path of the tier, whatever becomes of it.
 #[derive(Debug)]
 pub struct Member {
@@ -129,7 +132,7 @@ pub struct Member {
     /// The path came or went.
     changed: Notify,
     /// Held while it is taken in again.
-    readmission: tokio::sync::Mutex<()>,
+    readmission: tokio::sync::Mutex<Readmission>,
     pub(super) adoption: Mutex<AdoptionProgress>,
     /// Held by a scrub on demand.
     pub(super) scrub: tokio::sync::Mutex<()>,
@@ -323,7 +326,7 @@ impl Tiering {
     /// The path is not fenced, or it cannot be used.
     pub async fn readmit(&self, dir: &Path) -> Result<(), PathError> {
         let member = self.member(dir)?;
-        let Ok(_only) = member.readmission.try_lock() else {
+        let Ok(mut only) = member.readmission.try_lock() else {
             return Err(PathError::InProgress(dir.to_owned()));
         };
         if let Some(fenced) = member.leave()? {
@@ -333,7 +336,7 @@ impl Tiering {
                 return Err(PathError::NotRemembered { dir: dir.to_owned(), source });
             }
         }
-        let folder = self.folder_of(member).await?;
+        let folder = self.folder_of(member, &mut only).await?;
         let open = |source| PathError::Open { dir: dir.to_owned(), source };
         let (settings, counters) = (member.settings.clone(), Arc::clone(&member.counters));
         let path =
@@ -353,16 +356,23 @@ impl Tiering {
     }
 
     /// The folder of a path, once its last use has ended.
-    async fn folder_of(&self, member: &Member) -> Result<Arc<dyn Folder>, PathError> {
+    async fn folder_of(
+        &self,
+        member: &Member,
+        readmission: &mut Readmission,
+    ) -> Result<Arc<dyn Folder>, PathError> {
         let dir = &member.settings.name;
         let until = Instant::now() + member.settings.deadline;
         loop {
-            let (host, of) = (Arc::clone(&self.host), dir.clone());
-            let opened = tokio::task::spawn_blocking(move || host.open(&of));
-            // A disk that hangs answers some time, and what it gives then is let go of.
-            let Ok(opened) = timeout_at(until, opened).await else {
+            let opening = readmission.get_or_insert_with(|| {
+                let (host, of) = (Arc::clone(&self.host), dir.clone());
+                tokio::task::spawn_blocking(move || host.open(&of))
+            });
+            // A disk that hangs answers some time, and the next try takes what it gives then.
+            let Ok(opened) = timeout_at(until, opening).await else {
                 return Err(PathError::NotEnded(dir.clone()));
             };
+            *readmission = None;
             match opened.unwrap_or_else(|panicked| Err(io::Error::other(panicked))) {
                 Ok(folder) => return Ok(folder),
                 Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
