@@ -6,6 +6,10 @@ use serde::Deserialize;
 use std::{io, path::PathBuf, process::Stdio, time::Duration};
 use tokio::process::Command;
 
+/// Its memory lies in huge pages (glibc since 2.35), as that of the tier does: with small ones both were measured to
+/// reach about 0.6 of that.
+const HUGE_PAGES: (&str, &str) = ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
+
 /// `fio`, found.
 #[derive(Debug)]
 pub(super) struct Fio {
@@ -78,6 +82,7 @@ impl Fio {
             .arg(format!("--bs={len}"))
             .arg(format!("--iodepth={depth}"))
             .arg(format!("--runtime={}ms", length.as_millis()))
+            .env(HUGE_PAGES.0, HUGE_PAGES.1)
             .stdin(Stdio::null())
             .kill_on_drop(true)
             .output();

@@ -93,8 +93,8 @@ impl Driver {
 }
 
 const HELP: &str = "\
-The reference is fio: --ioengine=io_uring --direct=1, sequential, on the same file. Install it with
-`apt-get install fio`. The file is set aside and written once over before anything is measured, so writes
+The reference is fio: --ioengine=io_uring --direct=1, sequential, on the same file, its memory in huge pages as
+ours (GLIBC_TUNABLES=glibc.malloc.hugetlb=1). Install it with `apt-get install fio`. The file is set aside and written once over before anything is measured, so writes
 overwrite: a file that was only set aside is slower to write, on both sides.
 
 Columns: ratios are ours / fio, the median of interleaved pairs with the middle half of them; the goal is on
