@@ -116,7 +116,10 @@ pub enum ClientError {
         /// What is wrong with it.
         source: DecodeError,
     },
-    /// What was asked is not allowed.
+    /// What was asked breaks a rule.
     #[error("{0}")]
     Invalid(String),
+    /// A master knows nothing of what was named, or does not allow it.
+    #[error("{0}")]
+    Refused(String),
 }

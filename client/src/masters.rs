@@ -110,7 +110,11 @@ impl Masters {
                     return Ok(answer.into_inner());
                 }
                 Ok(Err(status)) if is_final(status.code()) => {
-                    return Err(ClientError::Invalid(status.message().to_owned()));
+                    let message = status.message().to_owned();
+                    return Err(match status.code() {
+                        Code::InvalidArgument => ClientError::Invalid(message),
+                        _ => ClientError::Refused(message),
+                    });
                 }
                 Ok(Err(status)) => {
                     errors.push(format!("{address}: {}", describe(&status, MASTER)));

@@ -3,8 +3,10 @@
 //! Three kinds. A block whose parent nobody holds cannot be reached by any match, and neither can what follows it.
 //! A block of which nobody holds a part that every match needs is of no use to anybody. And of a block that several
 //! nodes hold one of them is chosen to keep it: the one with the fastest copy and, of those, the one that a hash
-//! of the block's chain and the node picks: a chain that several hold is kept whole by one of them, and the others may
-//! let go of all of it, from its end. Every master picks the same one, so two holders are not told to rely on each other.
+//! of the block's chain and the node picks: a chain that several hold in the same tier and with the same parts is kept
+//! whole by one of them, and the others may let go of all of it, from its end. Every master picks the same one, so two
+//! holders are not told to rely on each other; a node that names no chains relies on nobody, as the others' choice
+//! rests on them.
 //!
 //! Said is only what the index is sure of: an absence counts when the answer sees the whole cluster, and a keeper
 //! is one whose node is in session. It may be out of date when it arrives: the node has the last word.
@@ -34,7 +36,7 @@ pub fn advise(
     let layout = field("layout", request.layout.as_ref().try_into())?;
     let held = keys("keys", &request.keys, keys_limit)?;
     let parents = keys("parents", &request.parents, keys_limit)?;
-    let chain_of = chains(&held, &request.chains)?;
+    one_for_each(&held, &request.chains)?;
     let counters = cluster.counters();
     counters.advise_calls.add(1);
     counters.advise_keys.add((held.len() + parents.len()) as u64);
@@ -44,13 +46,15 @@ pub fn advise(
         let mut reply = control::AdviseReply::default();
         let space = index.find_space(&tenant, &ModelVersion { content, layout });
         let (Some(space), Some(asker)) = (space, naming.location(&node)) else { return reply };
-        for (at, (key, holders)) in (0..).zip(held.iter().zip(index.locate(space, &held).iter())) {
+        for (at, holders) in (0u32..).zip(index.locate(space, &held).iter()) {
             let mine = holders.iter().find(|holder| holder.location == asker);
             // More are not looked at, and the index may not know yet what the asker stored.
             let Some(mine) = mine.filter(|_| holders.len() < HOLDER_LIMIT) else { continue };
             if !index.is_usable(space, holders) {
                 reply.broken.push(at);
-            } else if keeper(naming, chain_of(at, key), mine, holders) != Some(asker) {
+            } else if let Some(chain) = request.chains.get(at as usize)
+                && keeper(naming, *chain, mine, holders) != Some(asker)
+            {
                 reply.spare.push(at);
             }
         }
@@ -66,18 +70,14 @@ pub fn advise(
     Ok(control::AdviseReply { gone, broken, spare, coverage: Some(coverage) })
 }
 
-/// The number of the chain of each block that is asked about.
-fn chains<'a>(
-    held: &[BlockKey],
-    chains: &'a [u64],
-) -> Result<impl Fn(u32, &BlockKey) -> u64 + use<'a>, BadRequest> {
+/// Whether chains are named for all blocks that are asked about, or for none.
+fn one_for_each(held: &[BlockKey], chains: &[u64]) -> Result<(), BadRequest> {
     if !chains.is_empty() && chains.len() != held.len() {
         let (value, limit) = (chains.len() as u64, held.len() as u64);
         let what = "number of chains, one for each key,";
         return field("chains", Err(DecodeError::Limit { what, value, limit }));
     }
-    let of = |at: u32| chains.get(at as usize).copied();
-    Ok(move |at, key: &BlockKey| of(at).unwrap_or_else(|| key.chain()))
+    Ok(())
 }
 
 /// Who of the holders keeps a block of this chain: `mine`, or one that is in session and holds all that `mine` is.

@@ -39,7 +39,7 @@ pub async fn run(node: Arc<Node>, options: AdviceOptions, stop: CancellationToke
 }
 
 async fn rounds(node: &Node, options: AdviceOptions) {
-    let (mut told, mut blocks) = (false, BLOCKS);
+    let (mut told, mut blocks, mut told_limit) = (false, BLOCKS, false);
     let mut holds = HOLDS.max(options.interval * 2);
     loop {
         let began = Instant::now();
@@ -50,11 +50,19 @@ async fn rounds(node: &Node, options: AdviceOptions) {
                 Ok(()) => {
                     told = false;
                     holds = holds.max(began.elapsed() * 2);
+                    blocks = (blocks * 2).min(BLOCKS); // Another master may allow more.
                 }
                 // Its limit is the master's to choose (`control.keys_limit`), and may be lower than ours.
                 Err(ClientError::Invalid(why)) if blocks > 1 => {
                     blocks /= 2;
-                    tracing::debug!(why, blocks, "masters are asked about fewer blocks at a time");
+                    if !std::mem::replace(&mut told_limit, true) {
+                        tracing::info!(
+                            why,
+                            blocks,
+                            "a master refused a question about blocks: fewer are asked about at a time \
+                             (its control.keys_limit)"
+                        );
+                    }
                     continue;
                 }
                 Err(error) if !std::mem::replace(&mut told, true) => {

@@ -45,8 +45,8 @@ pub const CATALOG_EVENTS_TOTAL: &str = "larder_node_catalog_events_total";
 pub const NOTICE_LAG_SECONDS: &str = "larder_node_notice_lag_seconds";
 
 /// What became of parts that were offered to ssds, and of reads from there. Label `event`: `offered`,
-/// `committed`, `refused`, of these `queue_full` (`ssd.queue`: the disks are slower than what comes), `no_path` (none
-/// is healthy with room for it, or writing failed) and `too_long` (for a segment; once a path that was tried),
+/// `committed`, `refused`, of these `queue_full` (`ssd.write_queue`: the disks are slower than what comes), `no_path` (none
+/// is healthy with room for it, or writing failed) and `too_long` (for a segment or the queue),
 /// `loaded`, `failed_load`, `withdrawn`; and what was taken in of earlier lives: `adopted_record`, `adopted_segment`, `adopted_path` (its adoption has ended).
 pub const TIERING_EVENTS_TOTAL: &str = "larder_node_tiering_events_total";
 /// Ssd paths of which something of an earlier life may still be taken in: 0 when the node is as warm as it gets.

@@ -229,14 +229,12 @@ impl CommandSink for Node {
         }
         let catalog = Arc::clone(&self.catalog);
         // It visits every block, so it is not done on a thread of the sessions.
-        let remove = move || {
-            let mut on_ssd = Vec::new();
-            (catalog.remove(&eviction, &mut on_ssd), on_ssd)
-        };
-        let (evicted, on_ssd) =
+        let dry_run = eviction.dry_run;
+        let remove = move || catalog.remove(&eviction);
+        let evicted =
             tokio::task::spawn_blocking(remove).await.map_err(|panicked| panicked.to_string())?;
-        if let Some(tiering) = &self.tiering {
-            tiering.forget(on_ssd).await.map_err(|error| {
+        if let Some(tiering) = self.tiering.as_ref().filter(|_| !dry_run) {
+            tiering.forget().await.map_err(|error| {
                 format!("removed, but a restart would bring copies on an ssd back: {error}")
             })?;
         }

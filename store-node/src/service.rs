@@ -240,8 +240,12 @@ fn refused(error: PathError) -> Status {
     let text = error.to_string();
     match error {
         PathError::Unknown { .. } => Status::not_found(text),
-        PathError::NotFenced(_) | PathError::Open { .. } => Status::failed_precondition(text),
-        PathError::InProgress(_) | PathError::NotEnded(_) => Status::aborted(text),
+        PathError::NotFenced(_) | PathError::Open { .. } | PathError::InUse(_) => {
+            Status::failed_precondition(text)
+        }
+        PathError::InProgress(_) | PathError::NotEnded(_) | PathError::Silent(_) => {
+            Status::aborted(text)
+        }
         PathError::NotRemembered { .. } => Status::internal(text),
     }
 }

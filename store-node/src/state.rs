@@ -1,4 +1,5 @@
-//! What a node remembers over restarts: its id, its last incarnation, the highest term it has seen.
+//! What a node remembers over restarts: its id, its last incarnation, the highest term it has seen, the ssd paths
+//! that have failed, and the last life in which something was removed by command.
 //!
 //! One small text file each, replaced as a whole (write beside, sync, rename, sync the folder), so a crash
 //! leaves the old or the new one. A file that cannot be understood stops the node: guessing an identity
@@ -60,6 +61,26 @@ impl StateDir {
         let next = Incarnation::at_start(last.map(Incarnation));
         write(&self.path, "incarnation", &next.to_string())?;
         Ok(next)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The last life in which parts were removed by command, if there was one.
+    pub fn last_removal(&self) -> io::Result<Option<Incarnation>> {
+        let Some(text) = read(&self.path, "last_removal")? else { return Ok(None) };
+        let life = text.parse().map(Incarnation);
+        life.map(Some).map_err(|error| {
+            bad(&self.path, "last_removal", format_args!("must be a whole number: {error}"))
+        })
+    }
+
+    /// Parts are about to be removed by command in this life: an ssd path that takes no part in it gives up what
+    /// it holds when it comes back.
+    pub fn note_removal(&self, life: Incarnation) -> io::Result<()> {
+        write(&self.path, "last_removal", &life.to_string())
     }
 
     /// Folders that failed in an earlier life: what they hold may have been removed since, and must not
@@ -186,6 +207,21 @@ mod tests {
         fs::write(dir.path().join("node_id"), "rubbish").unwrap();
         assert!(state.node_id().is_err(), "no new identity by accident");
     }
+
+    #[test]
+    fn the_last_life_with_a_removal_is_remembered() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateDir::open(dir.path()).unwrap();
+        assert_eq!(state.last_removal().unwrap(), None);
+        for life in [7, 9] {
+            state.note_removal(Incarnation(life)).unwrap();
+            assert_eq!(state.last_removal().unwrap(), Some(Incarnation(life)));
+        }
+        fs::write(dir.path().join("last_removal"), "rubbish").unwrap();
+        let said = state.last_removal().unwrap_err().to_string();
+        assert!(said.contains("must be a whole number"), "{said}");
+    }
+
     #[test]
     fn a_failed_folder_is_known_by_any_name_and_for_as_long_as_it_is_not_emptied() {
         let dir = tempfile::tempdir().unwrap();

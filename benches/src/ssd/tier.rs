@@ -21,7 +21,7 @@ use larder_store_node::{
     tiers::{
         dram::{Arena, DramCopy},
         ssd::{
-            Durability, PathSettings, SsdCopy, SsdPath,
+            Durability, Owner, PathSettings, SsdCopy, SsdPath,
             io::{Area, DiskFolder, DiskOptions, DriverChoice, Folder},
         },
     },
@@ -134,8 +134,8 @@ impl Tier {
             durability: Durability::None,
             deadline: Duration::from_secs(60),
         };
-        let node = NodeId::from_bytes([9; 16]);
-        let opened = SsdPath::open(node, Arc::new(folder), settings, true).await;
+        let owner = Owner { node: NodeId::from_bytes([9; 16]), life: LIFE, last_removal: None };
+        let opened = SsdPath::open(owner, Arc::new(folder), settings, true).await;
         let (path, adoption) =
             opened.map_err(io::Error::other).map_err(BenchError::io("open the path"))?;
         let log = Arc::new(ChangeLog::new(Arc::new(PartSets::new(64)), 1 << 16));

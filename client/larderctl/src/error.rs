@@ -11,7 +11,8 @@ pub(crate) const EXIT_FAILED: u8 = 1;
 pub(crate) const EXIT_USAGE: u8 = 2;
 /// Exit code: what was named (model, block, file, node) is not there.
 pub(crate) const EXIT_NOT_FOUND: u8 = 3;
-/// Exit code: no master, or a node that had to be asked, was reached in time.
+/// Exit code: no master, or a node that had to be asked, was reached in time; or what was not found may be on a node
+/// that is out of sight.
 pub(crate) const EXIT_UNREACHABLE: u8 = 4;
 
 /// The exit codes, for `--help`.
@@ -21,7 +22,8 @@ Exit codes:
   1  failed: refused, or only partly done
   2  usage: the command line is wrong; nothing was asked or changed
   3  not found: the named model, block, file or node is not there
-  4  unreachable: no master answered in time, or a node that had to be asked";
+  4  unreachable: no master answered in time, or a node that had to be asked, or what was not found
+     may be on a node that is out of sight";
 
 /// Why a command ends badly.
 #[derive(Debug, thiserror::Error)]
@@ -102,7 +104,9 @@ fn code_of(error: &ClientError) -> u8 {
             | TransferError::OtherPeer(_)
             | TransferError::NoRoom(_) => EXIT_FAILED,
         },
-        ClientError::Answer { .. } | ClientError::Invalid(_) => EXIT_FAILED,
+        ClientError::Answer { .. } | ClientError::Invalid(_) | ClientError::Refused(_) => {
+            EXIT_FAILED
+        }
     }
 }
 

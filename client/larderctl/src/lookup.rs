@@ -58,6 +58,9 @@ struct Source {
 #[derive(Debug, Serialize)]
 struct Holders {
     blocks: Vec<Held>,
+    /// What an answer could not see, if one could not see all.
+    #[serde(skip)]
+    unseen: Option<Seen>,
 }
 
 #[derive(Debug, Serialize)]
@@ -190,19 +193,24 @@ async fn holders(ctl: &Ctl, args: &BlockArgs) -> Result<(), CtlError> {
         let found: Result<Vec<_>, _> = stream::iter(asks).buffered(QUESTIONS).try_collect().await;
         let located: Vec<_> = versions.iter().zip(found.doing("locate blocks")?).collect();
         let held = args.key.iter().enumerate().map(|(at, key)| held(at, key, &located, &names));
-        Ok(Holders { blocks: held.collect() })
+        let partial = located.iter().map(|(_, found)| found.coverage).find(|seen| !seen.complete);
+        Ok(Holders { blocks: held.collect(), unseen: partial.map(Seen::from) })
     };
     let holders = ctl.within("lookup", ask).await?;
     ctl.out.show(&holders, holders_for_people)?;
     let lost = holders.blocks.iter().filter(|held| held.models.is_empty()).count();
-    match lost {
-        0 => Ok(()),
-        lost => Err(CtlError::NotFound(format!(
-            "{lost} of {} block{} held by nobody; `larderctl explain --key` says why",
-            args.key.len(),
-            if args.key.len() == 1 { " is" } else { "s are" },
-        ))),
+    if lost == 0 {
+        return Ok(());
     }
+    let why = format!(
+        "{lost} of {} block{} held by nobody; `larderctl explain --key` says why",
+        args.key.len(),
+        if args.key.len() == 1 { " is" } else { "s are" },
+    );
+    Err(match holders.unseen {
+        Some(seen) => seen.absent(why),
+        None => CtlError::NotFound(why),
+    })
 }
 
 fn held(at: usize, key: &BlockKey, located: &[(&Version, Located)], names: &Names) -> Held {

@@ -66,6 +66,14 @@ impl From<Coverage> for Seen {
 }
 
 impl Seen {
+    /// Why something is not there, as far as an answer could see: what is out of sight may be there all the same.
+    pub(crate) fn absent(&self, why: String) -> CtlError {
+        match self.note() {
+            None => CtlError::NotFound(why),
+            Some(note) => CtlError::Unreachable(format!("{why}. {note} Try again")),
+        }
+    }
+
     /// What an answer may lack; nothing where it is complete.
     pub(crate) fn note(&self) -> Option<String> {
         if self.complete {

@@ -134,7 +134,7 @@ impl Node {
             tier: None,
             dry_run: false,
         };
-        self.catalog.remove(&removal, &mut Vec::new());
+        self.catalog.remove(&removal);
     }
 
     fn in_dram(&self, n: u8) -> bool {

@@ -143,7 +143,8 @@ impl PartRead {
     }
 }
 
-/// A copy on an ssd that was removed by command: it must not come back.
+/// A copy on an ssd that the catalog knows no more. Before a removal by command is acknowledged it must be
+/// sure not to come back with a restart.
 #[derive(Debug, Clone)]
 pub struct OnSsd {
     /// Which stored copy.
@@ -232,7 +233,8 @@ pub struct Catalog {
     draining: AtomicBool,
     counters: Counters,
     offers: tiers::Offers,
-    /// Copies that lie on ssds, belong to no part any more, and would be found by a restart.
+    /// Copies that lie on ssds, belong to no part any more, and would be found by a restart. A copy comes here under
+    /// the lock of the shard that it leaves, so that at any moment one of the two names it.
     left_behind: Mutex<Vec<OnSsd>>,
 }
 
@@ -399,7 +401,6 @@ impl Catalog {
         id: &BlockId,
         loss: Loss,
         choose: impl FnOnce(&Block) -> Vec<PartNumber>,
-        on_ssd: &mut Vec<OnSsd>,
     ) -> Evicted {
         let (removal, orphaned_parent) = {
             let mut shard = self.shard(id);
@@ -412,7 +413,7 @@ impl Catalog {
                 blocks: u64::from(!taken.is_empty()),
                 bytes: taken.iter().map(|stored| stored.len).sum(),
             };
-            on_ssd.extend(taken.into_iter().filter_map(OnSsd::of));
+            self.leave_behind(taken.into_iter().filter_map(OnSsd::of));
             (removal, self.settle(&mut shard, id, loss))
         };
         self.let_go(id, orphaned_parent);

@@ -18,13 +18,14 @@ impl Catalog {
     /// Removes what the filter selects. Parts that are being read are removed too; their bytes stay
     /// until the readers are done.
     ///
-    /// Copies on ssds are named in `on_ssd`: the removal is to be made durable before it is acknowledged.
-    pub fn remove(&self, filter: &Eviction, on_ssd: &mut Vec<OnSsd>) -> Evicted {
+    /// Copies on ssds are left behind: the removal is to be made durable before it is acknowledged
+    /// ([`Self::take_left_behind`]).
+    pub fn remove(&self, filter: &Eviction) -> Evicted {
         self.tell_time();
         let mut total = Evicted::default();
         if filter.descendants {
             for id in self.lineage(filter) {
-                total += self.remove_one(&id, filter, on_ssd);
+                total += self.remove_one(&id, filter);
             }
             return total;
         }
@@ -42,7 +43,7 @@ impl Catalog {
                 selected.map(|(id, _)| *id).collect()
             };
             for id in selected {
-                total += self.remove_one(&id, filter, on_ssd);
+                total += self.remove_one(&id, filter);
             }
         }
         total
@@ -88,11 +89,11 @@ impl Catalog {
             && block.all_stored().any(|(_, stored)| filter.selects_part(stored))
     }
 
-    fn remove_one(&self, id: &BlockId, filter: &Eviction, on_ssd: &mut Vec<OnSsd>) -> Evicted {
+    fn remove_one(&self, id: &BlockId, filter: &Eviction) -> Evicted {
         match (filter.dry_run, filter.tier) {
             (true, _) => self.weigh(id, filter),
-            (false, None) => self.take(id, Loss::Removed, |block| filter.chosen(block), on_ssd),
-            (false, Some(tier)) => self.take_from(tier, id, filter, on_ssd),
+            (false, None) => self.take(id, Loss::Removed, |block| filter.chosen(block)),
+            (false, Some(tier)) => self.take_from(tier, id, filter),
         }
     }
 
@@ -107,13 +108,7 @@ impl Catalog {
     }
 
     /// Takes the copies in one tier. Parts without another one go with them.
-    fn take_from(
-        &self,
-        tier: Tier,
-        id: &BlockId,
-        filter: &Eviction,
-        on_ssd: &mut Vec<OnSsd>,
-    ) -> Evicted {
+    fn take_from(&self, tier: Tier, id: &BlockId, filter: &Eviction) -> Evicted {
         let (removal, orphaned_parent) = {
             let mut shard = self.shard(id);
             let Some(block) = shard.get_mut(id) else { return Evicted::default() };
@@ -124,7 +119,7 @@ impl Catalog {
                 removal.blocks = 1;
                 let dram_bytes = stored.dram_bytes();
                 self.tally.gone(stored);
-                on_ssd.extend(drop_from(tier, stored));
+                self.leave_behind(drop_from(tier, stored));
                 let is_gone = stored.tiers().is_empty();
                 if !is_gone {
                     self.tally.came(stored);

@@ -102,7 +102,7 @@ impl Catalog {
             let parts: Vec<_> = block.all_stored().map(|(part, _)| part).collect();
             let gone = parts.into_iter().filter_map(|part| block.take_stored(part));
             let gone: Vec<_> = gone.inspect(|stored| self.tally.gone(stored)).collect();
-            self.leave_behind(gone.into_iter().filter_map(OnSsd::of).collect());
+            self.leave_behind(gone.into_iter().filter_map(OnSsd::of));
             self.counters.evicted_blocks.fetch_add(1, Ordering::Relaxed);
             self.counters.evicted_bytes.fetch_add(bytes, Ordering::Relaxed);
             self.settle(&mut shard, id, Loss::Evicted)

@@ -235,16 +235,16 @@ fn a_removal_takes_what_its_filter_says_and_a_dry_run_nothing() {
         dry_run: true,
     };
     let two = Evicted { blocks: 2, bytes: 2 * 4096 };
-    assert_eq!(catalog.remove(&filter, &mut Vec::new()), two);
+    assert_eq!(catalog.remove(&filter), two);
     assert_eq!(catalog.part_count(), 4);
     filter.dry_run = false;
-    assert_eq!(catalog.remove(&filter, &mut Vec::new()), two);
+    assert_eq!(catalog.remove(&filter), two);
     assert_eq!((catalog.part_count(), catalog.block_count()), (2, 2));
     let other = Eviction { producer: Some("engine-b".into()), keys: Vec::new(), ..filter.clone() };
-    assert_eq!(catalog.remove(&other, &mut Vec::new()), Evicted::default());
+    assert_eq!(catalog.remove(&other), Evicted::default());
     let of_other_tenant =
         Eviction { tenant: "t2".parse::<TenantName>().unwrap().id(), keys: Vec::new(), ..filter };
-    assert_eq!(catalog.remove(&of_other_tenant, &mut Vec::new()), Evicted::default());
+    assert_eq!(catalog.remove(&of_other_tenant), Evicted::default());
 }
 
 fn everything() -> Eviction {
@@ -270,7 +270,7 @@ fn an_audit_counts_each_hole_once_and_no_chain_whose_beginning_is_not_here() {
     }
     store(&catalog, 21, Some(20), 4096).unwrap();
     assert_eq!(catalog.audit(), Audit { blocks: 6, ..Audit::default() });
-    catalog.remove(&Eviction { keys: vec![key(3)], ..everything() }, &mut Vec::new());
+    catalog.remove(&Eviction { keys: vec![key(3)], ..everything() });
     assert_eq!(catalog.audit(), Audit { blocks: 5, holes: 1, ..Audit::default() });
 }
 
@@ -284,13 +284,13 @@ fn descendants_go_with_a_block_even_where_it_is_not_here() {
     store(&catalog, 21, Some(20), 4096).unwrap();
     let from = |n| Eviction { keys: vec![key(n)], descendants: true, ..everything() };
     let dry = Eviction { dry_run: true, ..from(1) };
-    assert_eq!(catalog.remove(&dry, &mut Vec::new()).blocks, 5);
+    assert_eq!(catalog.remove(&dry).blocks, 5);
     let others = Eviction { tenant: "t2".parse::<TenantName>().unwrap().id(), ..from(1) };
-    assert_eq!(catalog.remove(&others, &mut Vec::new()).blocks, 0);
-    assert_eq!(catalog.remove(&from(4), &mut Vec::new()).blocks, 2);
+    assert_eq!(catalog.remove(&others).blocks, 0);
+    assert_eq!(catalog.remove(&from(4)).blocks, 2);
     let left: Vec<u8> = (1..=5).filter(|n| catalog.read(&name(*n)).is_some()).collect();
     assert_eq!(left, [1, 2, 3]);
-    assert_eq!(catalog.remove(&from(20), &mut Vec::new()).blocks, 1);
+    assert_eq!(catalog.remove(&from(20)).blocks, 1);
     assert!(catalog.read(&name(21)).is_none());
 }
 
@@ -301,7 +301,7 @@ async fn only_what_was_not_used_for_long_enough_is_old() {
     let unused = |seconds| {
         let unused_for = Some(std::time::Duration::from_secs(seconds));
         let filter = Eviction { unused_for, dry_run: true, ..everything() };
-        catalog.remove(&filter, &mut Vec::new()).blocks
+        catalog.remove(&filter).blocks
     };
     assert_eq!(unused(1), 0);
     tokio::time::advance(std::time::Duration::from_secs(100)).await;
@@ -371,7 +371,7 @@ proptest! {
                         tier: None,
                         dry_run: false,
                     };
-                    catalog.remove(&filter, &mut Vec::new());
+                    catalog.remove(&filter);
                 }
                 Op::Abort(n) => drop(reserve(&catalog, n, None, PAGE)),
             }

@@ -5,7 +5,7 @@
 
 use super::{BlockId, Catalog, InDram, OnSsd, PartRead, Producer, block::Block, block::Stored};
 use crate::{
-    eviction::Unit,
+    eviction::{Released, Unit},
     inventory::{command::Evicted, log::Loss},
     tiers::{
         dram::DramCopy,
@@ -106,10 +106,11 @@ impl Catalog {
             self.announce(&id, block, Loss::Removed);
             let may_go = block.all_stored().all(|(_, stored)| stored.ssd.is_some());
             let parked = may_go && std::mem::take(&mut block.parked);
-            block.unit.clone().filter(|_| parked)
+            let goes = |unit: &Arc<Unit>| parked || (may_go && unit.is_spare(&self.clock));
+            block.unit.clone().filter(goes).map(|unit| Released { unit, parked })
         };
-        if let Some(unit) = released {
-            self.order.lock().admit(unit, &self.clock);
+        if let Some(released) = released {
+            self.order.lock().release(released, &self.clock);
         }
         true
     }
@@ -186,15 +187,14 @@ impl Catalog {
             let child = BlockId { key, ..*id };
             left.extend(children(&child));
             let all = |block: &Block| block.all_stored().map(|(part, _)| part).collect();
-            let mut on_ssd = Vec::new();
-            let Evicted { blocks, bytes: _ } = self.take(&child, Loss::Evicted, all, &mut on_ssd);
-            self.leave_behind(on_ssd);
+            let Evicted { blocks, bytes: _ } = self.take(&child, Loss::Evicted, all);
             self.counters.descendants_dropped.fetch_add(blocks, Ordering::Relaxed);
         }
     }
 
-    /// Copies that lie on ssds and that the catalog knows no more: a removal by command could not name
-    /// them any more, so they are to be noted as removed before one is acknowledged.
+    /// Copies that lie on ssds and that the catalog knows no more: those of removals by command, and others
+    /// that one could not name any more. They are to be noted as removed before one is acknowledged; whoever
+    /// cannot note them puts them back ([`Self::leave_behind`]).
     pub fn take_left_behind(&self) -> Vec<OnSsd> {
         std::mem::take(&mut self.left_behind.lock())
     }
@@ -204,8 +204,10 @@ impl Catalog {
         self.left_behind.lock().retain(|gone| !gone.copy.as_ref().is_some_and(&is_of));
     }
 
-    pub(super) fn leave_behind(&self, copies: Vec<OnSsd>) {
-        if !copies.is_empty() {
+    /// See [`Self::take_left_behind`].
+    pub fn leave_behind(&self, copies: impl IntoIterator<Item = OnSsd>) {
+        let mut copies = copies.into_iter().peekable();
+        if copies.peek().is_some() {
             self.left_behind.lock().extend(copies);
         }
     }
@@ -251,7 +253,7 @@ impl Catalog {
             let generation = entry.generation;
             let is_same = |stored: &Stored| stored.generation == generation;
             if !free && !block.stored(entry.name.part.part).is_some_and(is_same) {
-                self.leave_behind(vec![OnSsd { generation, copy: Some(copy.clone()) }]);
+                self.leave_behind([OnSsd { generation, copy: Some(copy.clone()) }]);
             }
             if free {
                 if !block.is_stored() {

@@ -2,8 +2,10 @@
 //! ends or the node is told to stop.
 
 mod memory;
+mod removals;
 mod ssds;
 
+use self::removals::Remembering;
 use crate::{
     advice,
     catalog::Catalog,
@@ -18,6 +20,7 @@ use crate::{
     node::Node,
     service::NodeService,
     state::StateDir,
+    tiers::ssd::Owner,
     transfer::{self, Listener},
 };
 use larder_client::{connection::Identity, masters::Masters, peers::Peers};
@@ -46,6 +49,7 @@ const GAUGES: Duration = Duration::from_secs(1);
 /// How often masters are told again of the model versions that run here: a master that lost its state
 /// learns them within this time.
 const REGISTRAR: Duration = Duration::from_secs(10);
+
 /// Runs a node until `context.stop`.
 pub async fn run(config: NodeConfig, context: Context) -> Result<(), TaskError> {
     let state = StateDir::open(&config.state_dir)
@@ -69,7 +73,9 @@ pub async fn run(config: NodeConfig, context: Context) -> Result<(), TaskError> 
     let (tiering, adoptions) = match config.ssd.path.as_slice() {
         [] => (None, Vec::new()),
         _ => {
-            let opening = ssds::open(&config, id, &catalog, &state, &context);
+            let last_removal = state.last_removal()?;
+            let owner = Owner { node: id, life: incarnation, last_removal };
+            let opening = ssds::open(&config, owner, &catalog, &state, &context);
             let Some(opened) = context.stop.run_until_cancelled(opening).await else {
                 return Ok(());
             };
@@ -114,7 +120,7 @@ pub async fn run(config: NodeConfig, context: Context) -> Result<(), TaskError> 
         limits: SessionLimits::default(),
         log,
         inventory: Arc::clone(&catalog) as Arc<dyn Inventory>,
-        sink: Arc::clone(&node),
+        sink: Arc::new(Remembering::new(Arc::clone(&node), Arc::clone(&state), incarnation)),
         gate: Arc::new(TermGate::open(state.terms())?),
     };
     let (links, board) = session::links(Arc::new(shared), &config.masters);

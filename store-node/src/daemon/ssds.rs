@@ -1,7 +1,7 @@
 //! Opening the ssd paths, and what their tier needs of this process.
 //!
 //! No call here that may reach a disk is waited for without end: a disk that hangs when the node starts is one that
-//! has failed.
+//! has failed. A disk that is slow, and goes on, is waited for.
 
 use crate::{
     catalog::Catalog,
@@ -9,13 +9,12 @@ use crate::{
     state::{StateDir, is_one_line, place_of},
     tiering::{Member, PathHost, Tiering},
     tiers::ssd::{
-        Adoption, PathSettings, SsdPath,
+        Adoption, Owner, PathSettings, SsdPath, Steps, in_steps,
         io::{DiskFolder, DiskOptions, Folder, OpenError},
     },
 };
 use futures_util::future::join_all;
 use larder_daemon::{Context, TaskError, config::ByteSize, run::chain};
-use larder_proto::ids::NodeId;
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
@@ -25,18 +24,14 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use tokio::{task::spawn_blocking, time::timeout};
 use tracing::{error, warn};
-
-/// Reading a page of each file takes many requests: so many deadlines of one.
-const DEADLINES: u32 = 10;
 
 /// Opens all paths at once; what earlier lives left there is adopted while the node serves. A disk that has failed
 /// does not keep the others from being used: its path is out, as if it had failed while the node ran. Nothing is
 /// changed anywhere before every folder is known to be one of its own.
 pub(super) async fn open(
     config: &NodeConfig,
-    id: NodeId,
+    owner: Owner,
     catalog: &Arc<Catalog>,
     state: &Arc<StateDir>,
     context: &Context,
@@ -50,7 +45,7 @@ pub(super) async fn open(
         find(one, options, config.ssd.path_settings(one).deadline)
     }));
     let found = found.await;
-    all_apart(all, &found)?;
+    all_apart(all, &found, state.path())?;
 
     let mut paths = HashMap::new();
     let opening = all.iter().zip(found).map(|(one, found)| {
@@ -59,15 +54,21 @@ pub(super) async fn open(
         let (keep, settings) = (!failed.contains(&found.place), config.ssd.path_settings(one));
         async move {
             let opened = match found.folder {
-                Ok(folder) => open_path(id, folder, settings.clone(), keep).await,
+                Ok(folder) => open_path(owner, folder, settings.clone(), keep).await,
                 Err(why) => Err(why),
             };
             (found.place, keep, settings, opened)
         }
     });
     let opening: Vec<_> = opening.collect();
+    let opened = join_all(opening).await;
+    for (index, (_, _, settings, opened)) in opened.iter().enumerate() {
+        if let Err(NotOpened { why, by_disk: false }) = opened {
+            return Err(refusal(index, &settings.name, why).into());
+        }
+    }
     let (mut members, mut adoptions) = (Vec::new(), Vec::new());
-    for (index, (place, keep, settings, opened)) in (0..).zip(join_all(opening).await) {
+    for (place, keep, settings, opened) in opened {
         let path = settings.name.display();
         match opened {
             Ok((opened, adoption)) => {
@@ -78,14 +79,13 @@ pub(super) async fn open(
                 members.push(Member::from(opened).adopting(&adoption));
                 adoptions.push(adoption);
             }
-            Err(NotOpened { why, by_disk: true }) => {
-                error!(%path, why, "ssd path fenced: it cannot be opened");
-                // Nothing that is removed from now on can be noted there.
-                state.note_failed(&place)?;
-                members.push(Member::out(id, settings, &why));
-            }
-            Err(NotOpened { why, by_disk: false }) => {
-                return Err(refusal(index, &settings.name, &why).into());
+            Err(NotOpened { why, by_disk: _ }) => {
+                error!(
+                    %path, why,
+                    "ssd path fenced: it cannot be opened. A restart that can open it finds what it holds, unless \
+                     something is evicted by command before"
+                );
+                members.push(Member::out(owner, settings, &why));
             }
         }
     }
@@ -99,9 +99,30 @@ fn refusal(index: usize, dir: &Path, why: &str) -> io::Error {
     io::Error::other(format!("open ssd.path[{index}].dir = {}: {why}", dir.display()))
 }
 
-/// Whether each path has a folder of its own, with a name that can be remembered.
-fn all_apart(all: &[SsdPathConfig], found: &[Found]) -> io::Result<()> {
+/// Whether each path has a folder of its own, with a name that can be remembered. Of folders that lie in each other
+/// the outer one's capacity would hold for the inner one too.
+fn all_apart(all: &[SsdPathConfig], found: &[Found], state: &Path) -> io::Result<()> {
+    let state = place_of(state);
     for (index, (one, this)) in all.iter().zip(found).enumerate() {
+        let is_in = |outer: &Path, inner: &Path| inner.starts_with(outer);
+        if is_in(&this.place, &state) {
+            let why = format!(
+                "state_dir ({}) lies in it; give the path a folder of its own",
+                state.display()
+            );
+            return Err(refusal(index, &one.dir, &why));
+        }
+        let nested = |other: &Found| {
+            other.place != this.place
+                && (is_in(&other.place, &this.place) || is_in(&this.place, &other.place))
+        };
+        if let Some(other) = found[..index].iter().position(nested) {
+            let of_other = all[other].dir.display();
+            let why = format!(
+                "it and ssd.path[{other}] ({of_other}) lie in each other; give each path a folder of its own"
+            );
+            return Err(refusal(index, &one.dir, &why));
+        }
         if !this.place.to_str().is_some_and(is_one_line) {
             let why = format!("it leads to {:?}, whose name is no line of text", this.place);
             return Err(refusal(index, &one.dir, &why));
@@ -125,8 +146,8 @@ async fn settle_failed(state: &StateDir, limit: Duration) -> io::Result<Vec<Path
     let mut settled = Vec::new();
     for dir in &known {
         let of = dir.clone();
-        let place = timeout(limit, spawn_blocking(move || place_of(&of))).await;
-        settled.push(place.ok().and_then(Result::ok).unwrap_or_else(|| dir.clone()));
+        let place = in_steps(limit, move |_| place_of(&of)).await;
+        settled.push(place.unwrap_or_else(|_| dir.clone()));
     }
     if settled != known {
         state.write_failed(&settled)?;
@@ -145,23 +166,25 @@ struct Found {
 
 async fn find(one: &SsdPathConfig, options: DiskOptions, limit: Duration) -> Found {
     let (dir, capacity) = (one.dir.clone(), one.capacity);
-    let look = move || {
+    let look = move |steps: &Steps| {
         let place = place_of(&dir);
+        steps.step();
         let folder = DiskFolder::open(&dir, &options).map_err(|error| {
             let by_disk = error.is_of_the_disk();
             NotOpened { why: chain(&error), by_disk }
         });
+        steps.step();
         let identity = fs::metadata(&dir).ok().map(|folder| (folder.dev(), folder.ino()));
+        steps.step();
         if let Ok(folder) = &folder {
             say_less_room(folder, &dir, capacity);
         }
         Found { place, identity, folder }
     };
     let not_found = |why| Found { place: one.dir.clone(), identity: None, folder: Err(why) };
-    match timeout(limit, spawn_blocking(look)).await {
-        Ok(Ok(found)) => found,
-        Ok(Err(panicked)) => not_found(NotOpened { why: chain(&panicked), by_disk: false }),
-        Err(_) => not_found(late(limit)),
+    match in_steps(limit, look).await {
+        Ok(found) => found,
+        Err(late) => not_found(NotOpened { why: chain(&late), by_disk: true }),
     }
 }
 
@@ -175,10 +198,6 @@ fn say_less_room(folder: &DiskFolder, dir: &Path, capacity: ByteSize) {
     }
 }
 
-fn late(limit: Duration) -> NotOpened {
-    NotOpened { why: format!("its disk did not answer within {limit:?}"), by_disk: true }
-}
-
 /// Why a path is not open.
 struct NotOpened {
     why: String,
@@ -187,14 +206,12 @@ struct NotOpened {
 }
 
 async fn open_path(
-    id: NodeId,
+    owner: Owner,
     folder: DiskFolder,
     settings: PathSettings,
     keep: bool,
 ) -> Result<(Arc<SsdPath>, Adoption), NotOpened> {
-    let limit = settings.deadline * DEADLINES;
-    let opened = timeout(limit, SsdPath::open(id, Arc::new(folder), settings, keep)).await;
-    opened.map_err(|_| late(limit))?.map_err(|error| {
+    SsdPath::open(owner, Arc::new(folder), settings, keep).await.map_err(|error| {
         let by_disk = error.is_of_the_disk();
         NotOpened { why: chain(&error), by_disk }
     })
@@ -219,8 +236,14 @@ impl PathHost for SsdHost {
     fn open(&self, dir: &Path) -> io::Result<Arc<dyn Folder>> {
         match DiskFolder::open(dir, &self.path(dir)?.options) {
             Ok(folder) => Ok(Arc::new(folder)),
-            Err(error @ OpenError::InUse { .. }) => {
-                Err(io::Error::new(io::ErrorKind::ResourceBusy, error))
+            Err(error @ OpenError::InUse { holder, .. }) => {
+                // The lock of a folder is that of its last use until its last request has ended.
+                let of_this = holder.is_none_or(|holder| holder == std::process::id());
+                let kind = match of_this {
+                    true => io::ErrorKind::ResourceBusy,
+                    false => io::ErrorKind::AlreadyExists,
+                };
+                Err(io::Error::new(kind, error))
             }
             Err(error) => Err(io::Error::other(chain(&error))),
         }
@@ -232,9 +255,11 @@ impl PathHost for SsdHost {
     }
 
     fn note_emptied(&self, dir: &Path) -> io::Result<()> {
+        // Its disk has just answered: a name that it had in an earlier life is known now. Asked for before the lock,
+        // as it may hang all the same.
+        let place = place_of(dir);
         let _alone = self.noting.lock();
-        // Its disk has just answered: a name that it had in an earlier life is known now.
-        self.state.note_emptied(&place_of(dir))?;
+        self.state.note_emptied(&place)?;
         self.state.note_emptied(&self.path(dir)?.place)
     }
 }
@@ -248,6 +273,38 @@ impl SsdHost {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn folders_that_lie_in_each_other_are_refused_by_the_names_of_their_keys() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(dir.path()).unwrap();
+        let found = |name: &str| {
+            fs::create_dir_all(root.join(name)).unwrap();
+            let meta = fs::metadata(root.join(name)).unwrap();
+            let folder = Err(NotOpened { why: String::new(), by_disk: true });
+            Found { place: root.join(name), identity: Some((meta.dev(), meta.ino())), folder }
+        };
+        let said = |names: &[&str], state: &str| {
+            let one =
+                |name: &&str| SsdPathConfig { dir: root.join(name), ..SsdPathConfig::default() };
+            let all: Vec<_> = names.iter().map(one).collect();
+            let found: Vec<_> = names.iter().map(|name| found(name)).collect();
+            all_apart(&all, &found, &root.join(state)).map_err(|error| error.to_string())
+        };
+        assert_eq!(said(&["one", "one-more", "state/ssd"], "state"), Ok(()));
+        let nested = [(["one", "one/more"], 1), (["one/more", "one"], 1)];
+        for (names, at) in nested {
+            let why = said(&names, "state").unwrap_err();
+            assert!(
+                why.contains(&format!("ssd.path[{at}].dir")) && why.contains("ssd.path[0]"),
+                "{why}"
+            );
+        }
+        for state in ["one", "one/state"] {
+            let why = said(&["one"], state).unwrap_err();
+            assert!(why.contains("ssd.path[0].dir") && why.contains("state_dir"), "{why}");
+        }
+    }
 
     #[tokio::test]
     async fn a_failed_folder_is_known_however_an_earlier_life_called_it() {

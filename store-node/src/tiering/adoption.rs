@@ -53,7 +53,7 @@ pub(super) async fn run(
         tracing::info!(?counts, took = ?began.elapsed(), "segments adopted");
     }
     if !adoption.path().is_healthy() {
-        let _ = tiering.give_up(adoption.path()); // What was taken in after it was fenced.
+        let _ = tiering.give_up(&member, adoption.path()); // What was taken in after it was fenced.
     }
     drop(adoption);
     tiering.adopting.send_modify(|paths| {

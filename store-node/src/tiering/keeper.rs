@@ -36,7 +36,7 @@ pub(super) async fn run(tiering: Arc<Tiering>, member: Arc<Member>, stop: Cancel
                 // A disk that was full may have room again, and tells nobody.
                 Ok(false) => _ = timeout(AGAIN, path.changed()).await,
                 Err(_) => {
-                    let _ = tiering.give_up(&path);
+                    let _ = tiering.give_up(&member, &path);
                     path.changed().await;
                 }
             }
@@ -95,7 +95,7 @@ impl Tiering {
             self.catalog.evict_from_ssd(name, copy);
         }
         // Descendants that went with them lie in other segments.
-        let _ = self.forget(Vec::new()).await; // Said in the log; nobody was told that they are gone for good.
+        let _ = self.forget().await; // Said in the log; nobody was told that they are gone for good.
         Ok(())
     }
 
@@ -131,8 +131,12 @@ impl Tiering {
 
     /// A path is fenced: nothing of it is offered to anybody any more. How many copies were withdrawn, and
     /// whether that is remembered over a restart.
-    pub(super) fn give_up(&self, path: &Arc<SsdPath>) -> (u64, std::io::Result<()>) {
-        let remembered = self.note_failed(&path.settings().name);
+    pub(super) fn give_up(
+        &self,
+        member: &Member,
+        path: &Arc<SsdPath>,
+    ) -> (u64, std::io::Result<()>) {
+        let remembered = self.note_failed(member);
         let is_of = |copy: &SsdCopy| copy.segment().is_of(path);
         let withdrawn = self.withdraw_all(is_of);
         self.catalog.drop_left_behind(is_of);

@@ -88,7 +88,21 @@ pub struct Tiering {
     counters: TieringCounters,
     /// Paths whose adoption has not ended.
     adopting: watch::Sender<usize>,
+    /// Held while what the catalog has left behind is noted.
+    forgetting: tokio::sync::Mutex<()>,
     host: Arc<dyn PathHost>,
+}
+
+/// Copies that are being noted as removed. What is in here when it is dropped was not, and is for the next one.
+struct LeftBehind<'a> {
+    of: &'a Catalog,
+    copies: Vec<OnSsd>,
+}
+
+impl Drop for LeftBehind<'_> {
+    fn drop(&mut self) {
+        self.of.leave_behind(std::mem::take(&mut self.copies));
+    }
 }
 
 impl std::fmt::Debug for Tiering {
@@ -142,6 +156,7 @@ impl Tiering {
             writer,
             counters: TieringCounters::default(),
             adopting,
+            forgetting: tokio::sync::Mutex::default(),
             host,
         });
         let to = Arc::downgrade(&tiering);
@@ -258,25 +273,28 @@ impl Tiering {
             self.catalog.evict_from_ssd(name, copy);
             return;
         }
-        tracing::warn!(part = %name, error = %why, "a record on an ssd is withdrawn");
+        let segment = copy.segment();
+        tracing::warn!(part = %name, ?segment, error = %why, "a record on an ssd is withdrawn");
         self.catalog.withdraw_damaged_on_ssd(name, copy);
         // If it cannot be noted the path is fenced, and not adopted again.
         let _ = path.remove(vec![copy.generation()]).await;
     }
 
-    /// Makes removals by command durable: none of these copies comes back. A path that fails meanwhile is
-    /// fenced, and what it holds is never adopted again.
+    /// Makes removals by command durable: no copy comes back that the catalog has left behind by now. A path
+    /// that fails meanwhile is fenced, and what it holds is never adopted again. Safe to cancel: the next call
+    /// notes what this one did not, and waits until its requests have ended.
     ///
     /// # Errors
     /// A path could not note it, and the node cannot remember that: a restart would bring the copies back.
-    pub async fn forget(&self, mut gone: Vec<OnSsd>) -> io::Result<()> {
+    pub async fn forget(&self) -> io::Result<()> {
+        // One at a time: nothing is acknowledged while what was taken for another one is on its way.
+        let _alone = self.forgetting.lock().await;
         // Earlier ones that nobody could remember: their copies are named by nobody any more.
         let earlier = self.members.iter().map(|member| self.remember_failure(member));
         let mut all = earlier.fold(Ok(()), Result::and);
-        // What nobody could name any more goes with it.
-        gone.extend(self.catalog.take_left_behind());
+        let mut gone = LeftBehind { of: &self.catalog, copies: self.catalog.take_left_behind() };
         let mut of_path: HashMap<usize, (Vec<_>, Vec<_>)> = HashMap::new();
-        for OnSsd { generation, copy } in gone {
+        for OnSsd { generation, copy } in &gone.copies {
             for (index, member) in self.members.iter().enumerate() {
                 let is_there =
                     |copy: &SsdCopy| member.path().is_some_and(|path| copy.segment().is_of(&path));
@@ -284,23 +302,34 @@ impl Tiering {
                 if copy.as_ref().is_none_or(is_there) {
                     let (placed, unplaced): &mut (Vec<_>, Vec<_>) =
                         of_path.entry(index).or_default();
-                    if copy.is_none() { unplaced } else { placed }.push(generation);
+                    if copy.is_none() { unplaced } else { placed }.push(*generation);
                 }
             }
         }
         for (index, (placed, unplaced)) in of_path {
             all = all.and(self.forget_on(&self.members[index], &placed, &unplaced).await);
         }
+        gone.copies.clear(); // Noted, or given up with their path.
         all
     }
 
     /// Notes that a path has failed, if that is still to be noted.
     fn remember_failure(&self, member: &Member) -> io::Result<()> {
-        if member.not_remembered.load(Ordering::Relaxed) {
-            self.note_failed(&member.settings().name)?;
-            member.not_remembered.store(false, Ordering::Relaxed);
+        match member.not_remembered.load(Ordering::Relaxed) {
+            true => self.note_failed(member),
+            false => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Remembers that what a path holds is given up. Until that has succeeded no removal is acknowledged.
+    fn note_failed(&self, member: &Member) -> io::Result<()> {
+        let noted = self.host.note_failed(&member.settings().name);
+        member.not_remembered.store(noted.is_err(), Ordering::Relaxed);
+        if let Err(error) = &noted {
+            let path = member.settings().name.display();
+            tracing::error!(%error, %path, "a failed path cannot be remembered");
+        }
+        noted
     }
 
     /// `unplaced` may yet be written to this path, or to what takes its place.
@@ -325,8 +354,7 @@ impl Tiering {
             if let Err(error) = noted {
                 tracing::warn!(%error, "removals could not be noted on a path");
                 member.missed(unplaced, false);
-                member.not_remembered.store(true, Ordering::Relaxed);
-                return self.remember_failure(member);
+                return self.note_failed(member);
             }
             return Ok(());
         }

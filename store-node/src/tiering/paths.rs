@@ -6,7 +6,8 @@
 //!                                              +---- cannot be opened +
 //! ```
 //!
-//! A path whose disk fails when the node starts is out from the beginning.
+//! A path whose disk fails when the node starts is out from the beginning. What it holds is not given up for that
+//! alone: when it is opened by a later life, and nothing was removed by command meanwhile, all of it is adopted.
 //!
 //! An [`SsdPath`] that is fenced stays fenced: taking a path in again is a new [`SsdPath`] over the same
 //! folder. What was being done with the old one when it was fenced (a late write, a removal log half
@@ -20,10 +21,11 @@
 
 use super::Tiering;
 use crate::tiers::ssd::{
-    Adoption, AdoptionCounts, Health, OpenError, PathCounters, PathSettings, SsdPath,
+    Adoption, AdoptionCounts, Health, OpenError, Owner, PathCounters, PathSettings, SsdPath,
+    in_steps,
     io::{DriverInUse, Folder},
 };
-use larder_proto::{Generation, ids::NodeId};
+use larder_proto::Generation;
 use parking_lot::Mutex;
 use std::{
     io,
@@ -44,10 +46,11 @@ const TRY_AGAIN: Duration = Duration::from_millis(20);
 
 /// What the tier needs of the node around it. Its calls wait for a disk.
 pub trait PathHost: Send + Sync + 'static {
-    /// Opens the folder of a path for this node alone. `ResourceBusy`: its last use has not ended yet.
+    /// Opens the folder of a path for this node alone.
     ///
     /// # Errors
-    /// It cannot be opened.
+    /// It cannot be opened. `ResourceBusy`: its last use by this process has not ended yet. `AlreadyExists`: another
+    /// process uses it.
     fn open(&self, dir: &Path) -> io::Result<Arc<dyn Folder>>;
 
     /// Remembers over restarts that what the path holds is given up.
@@ -83,6 +86,12 @@ pub enum PathError {
     /// Requests to the disk have not ended: what they write must not reach the new use.
     #[error("{}: its disk has not answered requests of before yet; try again when it has", .0.display())]
     NotEnded(PathBuf),
+    /// The disk does not answer now.
+    #[error("{}: its disk does not answer; try again when it does", .0.display())]
+    Silent(PathBuf),
+    /// Another process has the folder.
+    #[error(transparent)]
+    InUse(io::Error),
     /// The folder cannot be used.
     #[error("{}: {source}", dir.display())]
     Open {
@@ -125,7 +134,7 @@ type Readmission = Option<tokio::task::JoinHandle<io::Result<Arc<dyn Folder>>>>;
 /// A path of the tier, whatever becomes of it.
 #[derive(Debug)]
 pub struct Member {
-    node: NodeId,
+    owner: Owner,
     settings: PathSettings,
     counters: Arc<PathCounters>,
     seat: Mutex<Seat>,
@@ -153,19 +162,19 @@ struct Seat {
 impl From<Arc<SsdPath>> for Member {
     fn from(path: Arc<SsdPath>) -> Self {
         let (settings, counters) = (path.settings().clone(), Arc::clone(path.counters()));
-        Self::of(path.node(), settings, counters, Some(path), "")
+        Self::of(path.owner(), settings, counters, Some(path), "")
     }
 }
 
 impl Member {
     /// A path that could not be opened: it is out from the start, for this reason, until it is taken in
-    /// again. Whoever makes one remembers first that what the path holds is given up.
-    pub fn out(node: NodeId, settings: PathSettings, reason: &str) -> Self {
-        Self::of(node, settings, Arc::default(), None, reason)
+    /// again. It notes no removals: whoever opens it in a later life is told of them ([`Owner::last_removal`]).
+    pub fn out(owner: Owner, settings: PathSettings, reason: &str) -> Self {
+        Self::of(owner, settings, Arc::default(), None, reason)
     }
 
     fn of(
-        node: NodeId,
+        owner: Owner,
         settings: PathSettings,
         counters: Arc<PathCounters>,
         path: Option<Arc<SsdPath>>,
@@ -174,7 +183,7 @@ impl Member {
         let adoption = AdoptionProgress { goes_on: path.is_some(), ..AdoptionProgress::default() };
         let seat = Seat { path, fenced_because: reason.into(), missed: Vec::new() };
         Self {
-            node,
+            owner,
             settings,
             counters,
             seat: Mutex::new(seat),
@@ -311,9 +320,14 @@ impl Tiering {
     /// There is no such path, or the fence cannot be remembered; it stands until the restart then.
     pub fn fence(&self, dir: &Path, reason: &str) -> Result<u64, PathError> {
         let member = self.member(dir)?;
-        let Some(path) = member.path() else { return Ok(0) };
-        path.fence(reason);
-        let (withdrawn, remembered) = self.give_up(&path);
+        let (withdrawn, remembered) = match member.path() {
+            Some(path) => {
+                path.fence(reason);
+                self.give_up(member, &path)
+            }
+            // One that could not be opened is not given up before somebody says so.
+            None => (0, self.note_failed(member)),
+        };
         let not_remembered = |source| PathError::NotRemembered { dir: dir.to_owned(), source };
         remembered.map(|()| withdrawn).map_err(not_remembered)
     }
@@ -330,32 +344,40 @@ impl Tiering {
             return Err(PathError::InProgress(dir.to_owned()));
         };
         if let Some(fenced) = member.leave()? {
-            let (_, remembered) = self.give_up(&fenced);
+            let (_, remembered) = self.give_up(member, &fenced);
             fenced.nudge(); // Its keeper lets go of it.
             if let Err(source) = remembered {
                 return Err(PathError::NotRemembered { dir: dir.to_owned(), source });
             }
         }
         let folder = self.folder_of(member, &mut only).await?;
-        let open = |source| PathError::Open { dir: dir.to_owned(), source };
+        let open = |source: OpenError| match source {
+            OpenError::Io(late) if late.kind() == io::ErrorKind::TimedOut => {
+                PathError::Silent(dir.to_owned())
+            }
+            source => PathError::Open { dir: dir.to_owned(), source },
+        };
         let (settings, counters) = (member.settings.clone(), Arc::clone(&member.counters));
         let path =
-            SsdPath::open_empty(member.node, folder, settings, counters).await.map_err(open)?;
+            SsdPath::open_empty(member.owner, folder, settings, counters).await.map_err(open)?;
         let (host, of) = (Arc::clone(&self.host), dir.to_owned());
-        let noted = tokio::task::spawn_blocking(move || host.note_emptied(&of)).await;
-        if let Err(source) = noted.unwrap_or_else(|panicked| Err(io::Error::other(panicked))) {
+        let noted = in_steps(member.settings.deadline, move |_| host.note_emptied(&of)).await;
+        if let Err(source) = noted.and_then(|noted| noted) {
             return Err(PathError::NotRemembered { dir: dir.to_owned(), source });
         }
         member.not_remembered.store(false, Ordering::Relaxed); // What could come back is gone.
+        self.measure_anew(member);
         if let Err(error) = member.join(path).await {
-            let _ = self.note_failed(dir);
+            let _ = self.note_failed(member);
             return Err(open(io::Error::other(error).into()));
         }
         tracing::info!(path = %dir.display(), "ssd path taken in again, empty");
         Ok(())
     }
 
-    /// The folder of a path, once its last use has ended.
+    /// The folder of a path, once its last use has ended. A disk that hangs keeps one thread, however often this is
+    /// tried again; what an earlier try may still get is a sign that the disk answers, and nothing more: the
+    /// folder may be another one by now.
     async fn folder_of(
         &self,
         member: &Member,
@@ -363,14 +385,21 @@ impl Tiering {
     ) -> Result<Arc<dyn Folder>, PathError> {
         let dir = &member.settings.name;
         let until = Instant::now() + member.settings.deadline;
+        if let Some(earlier) = readmission.as_mut() {
+            if timeout_at(until, earlier).await.is_err() {
+                return Err(PathError::Silent(dir.clone()));
+            }
+            *readmission = None;
+        }
+        let mut in_use = false;
         loop {
             let opening = readmission.get_or_insert_with(|| {
                 let (host, of) = (Arc::clone(&self.host), dir.clone());
                 tokio::task::spawn_blocking(move || host.open(&of))
             });
-            // A disk that hangs answers some time, and the next try takes what it gives then.
             let Ok(opened) = timeout_at(until, opening).await else {
-                return Err(PathError::NotEnded(dir.clone()));
+                let why = if in_use { PathError::NotEnded } else { PathError::Silent };
+                return Err(why(dir.clone()));
             };
             *readmission = None;
             match opened.unwrap_or_else(|panicked| Err(io::Error::other(panicked))) {
@@ -379,21 +408,16 @@ impl Tiering {
                     if Instant::now() >= until {
                         return Err(PathError::NotEnded(dir.clone()));
                     }
+                    in_use = true;
                     sleep(TRY_AGAIN).await;
+                }
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                    return Err(PathError::InUse(error));
                 }
                 Err(source) => {
                     return Err(PathError::Open { dir: dir.clone(), source: source.into() });
                 }
             }
         }
-    }
-
-    /// Remembers that what a path holds is given up.
-    pub(super) fn note_failed(&self, dir: &Path) -> io::Result<()> {
-        let noted = self.host.note_failed(dir);
-        if let Err(error) = &noted {
-            tracing::error!(%error, path = %dir.display(), "a failed path cannot be remembered");
-        }
-        noted
     }
 }

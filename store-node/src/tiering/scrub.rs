@@ -102,42 +102,56 @@ impl Tiering {
         pace: &mut Pace,
         mut progress: impl FnMut(&ScrubCounts),
     ) -> Result<ScrubCounts, SsdError> {
-        let sealed = path.sealed_count() as u64;
-        let segments_total = sealed + u64::from(path.open_records().is_some());
+        // Those that are begun meanwhile are for the next round, so that this one ends.
+        let (newest, mut open) = (path.last_sequence(), path.open_segment());
+        let segments_total = path.sealed_up_to(newest) as u64 + u64::from(open.is_some());
         let mut counts = ScrubCounts { segments_total, ..ScrubCounts::default() };
         progress(&counts);
         let mut last = 0;
-        // Those that are sealed meanwhile are for the next round, so that this one ends.
-        while counts.segments < sealed
-            && let Some((sequence, segment)) = path.sealed_after(last)
-        {
-            last = sequence;
-            match path.records(&segment).await {
-                Ok(records) => {
-                    let of = (&segment, records);
-                    self.scrub_records(path, of, pace, &mut counts, &mut progress).await?;
-                }
-                Err(error) if error.is_of_the_copy() => {
-                    // Once: when all is withdrawn there is nothing left that is damaged.
-                    if self.withdraw_all(|copy| Arc::ptr_eq(copy.segment(), &segment)) > 0 {
-                        tracing::warn!(?segment, %error, "a footer is damaged: its segment is withdrawn");
-                        counts.damaged_segments += 1;
-                    }
-                }
-                Err(error) => return Err(error),
+        loop {
+            while let Some((sequence, segment)) = path.sealed_after(last)
+                && sequence <= newest
+            {
+                last = sequence;
+                self.scrub_sealed(path, &segment, pace, &mut counts, &mut progress).await?;
+                counts.segments += 1;
+                progress(&counts);
             }
-            counts.segments += 1;
-            progress(&counts);
-        }
-        if counts.segments < segments_total
-            && let Some((open, records)) = path.open_records()
-        {
+            let Some(open) = open.take().filter(|open| open.sequence() > last) else { break };
+            let records = open.entries();
+            if records.is_empty() {
+                continue; // Sealed just now.
+            }
             self.scrub_records(path, (&open, records), pace, &mut counts, &mut progress).await?;
             counts.segments += 1;
             progress(&counts);
         }
         path.must_take_part()?; // One that is fenced lists no segments.
         Ok(counts)
+    }
+
+    async fn scrub_sealed(
+        &self,
+        path: &Arc<SsdPath>,
+        segment: &Arc<Segment>,
+        pace: &mut Pace,
+        counts: &mut ScrubCounts,
+        progress: &mut impl FnMut(&ScrubCounts),
+    ) -> Result<(), SsdError> {
+        match path.records(segment).await {
+            Ok(records) => {
+                self.scrub_records(path, (segment, records), pace, counts, progress).await?;
+            }
+            Err(error) if error.is_of_the_copy() => {
+                // Once: when all is withdrawn there is nothing left that is damaged.
+                if self.withdraw_all(|copy| Arc::ptr_eq(copy.segment(), segment)) > 0 {
+                    tracing::warn!(?segment, %error, "a footer is damaged: its segment is withdrawn");
+                    counts.damaged_segments += 1;
+                }
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 
     async fn scrub_records(

@@ -8,7 +8,7 @@ use crate::{
     tiers::{
         dram::Arena,
         ssd::{
-            Durability, PathSettings,
+            Durability, Owner, PathSettings,
             io::{Folder, simulated::Simulated},
         },
     },
@@ -23,7 +23,7 @@ use larder_proto::{
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use std::{io, ops::Range, path::Path, sync::atomic::AtomicBool, time::Duration};
+use std::{io, ops::Range, path::Path, sync::atomic::AtomicBool, task::Poll, time::Duration};
 use tokio::{task::JoinSet, time::Instant};
 
 const PART: usize = 3 * PAGE + 17;
@@ -73,6 +73,7 @@ impl PathHost for Host {
 
 struct Options {
     life: u64,
+    last_removal: Option<u64>,
     arena_pages: usize,
     admit: Admit,
     promote: Promote,
@@ -85,6 +86,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             life: 1,
+            last_removal: None,
             arena_pages: 64,
             admit: Admit::SecondTouch,
             promote: Promote::SecondTouch,
@@ -118,13 +120,17 @@ impl Life {
                 durability: Durability::None,
                 deadline: Duration::from_secs(3),
             };
-            let node = NodeId::from_bytes([9; 16]);
-            match SsdPath::open(node, disk.folder(), settings.clone(), true).await {
+            let owner = Owner {
+                node: NodeId::from_bytes([9; 16]),
+                life: incarnation,
+                last_removal: options.last_removal.map(Incarnation),
+            };
+            match SsdPath::open(owner, disk.folder(), settings.clone(), true).await {
                 Ok((path, adoption)) => {
                     paths.push(Member::from(path).adopting(&adoption));
                     adoptions.push(adoption);
                 }
-                Err(error) => paths.push(Member::out(node, settings, &error.to_string())),
+                Err(error) => paths.push(Member::out(owner, settings, &error.to_string())),
             }
         }
         let settings = TieringSettings {
@@ -155,7 +161,8 @@ impl Life {
                     Ok(true) => {}
                     Ok(false) => break,
                     Err(_) => {
-                        let _ = self.tiering.give_up(&path);
+                        let member = self.tiering.member(&path.settings().name).unwrap();
+                        let _ = self.tiering.give_up(member, &path);
                         break;
                     }
                 }
@@ -257,15 +264,26 @@ impl Life {
     }
 
     async fn remove(&self, filter: Eviction) -> u64 {
-        let mut on_ssd = Vec::new();
-        let evicted = self.catalog.remove(&filter, &mut on_ssd);
-        self.tiering.forget(on_ssd).await.unwrap();
+        let evicted = self.catalog.remove(&filter);
+        self.tiering.forget().await.unwrap();
         evicted.blocks
     }
 
     fn counter(&self, of: fn(&TieringCounters) -> &AtomicU64) -> u64 {
         of(self.tiering.counters()).load(Ordering::Relaxed)
     }
+}
+
+/// Polls a future so often, and cancels it if it has not ended then.
+async fn cancelled_after<T>(polls: usize, future: impl Future<Output = T>) -> Option<T> {
+    let mut future = std::pin::pin!(future);
+    for _ in 0..polls {
+        let polled = std::future::poll_fn(|context| Poll::Ready(future.as_mut().poll(context)));
+        if let Poll::Ready(output) = polled.await {
+            return Some(output);
+        }
+    }
+    None
 }
 
 fn key(n: u64) -> BlockKey {
@@ -436,7 +454,7 @@ async fn a_copy_that_a_crash_left_in_two_segments_is_kept_by_every_restart() {
     for generation in 2..5 {
         let life = Life::begin(&[&disk], Options { life: generation, ..Options::default() }).await;
         assert!(life.get(1).await, "life {generation}");
-        life.tiering.forget(Vec::new()).await.unwrap(); // As with the next removal by command.
+        life.tiering.forget().await.unwrap(); // As with the next removal by command.
     }
 }
 
@@ -447,10 +465,64 @@ async fn a_removal_that_nobody_can_remember_is_not_acknowledged() {
     life.put_on_ssd(1, None).await;
     disk.fail(true);
     life.forgetful.store(true, Ordering::Relaxed);
-    let mut on_ssd = Vec::new();
-    life.catalog.remove(&Eviction { keys: vec![key(1)], ..all() }, &mut on_ssd);
-    let forgotten = life.tiering.forget(on_ssd).await;
+    life.catalog.remove(&Eviction { keys: vec![key(1)], ..all() });
+    let forgotten = life.tiering.forget().await;
     assert_eq!(forgotten.unwrap_err().kind(), io::ErrorKind::StorageFull);
+}
+
+#[tokio::test]
+async fn nor_is_one_whose_path_had_failed_before_when_nobody_can_remember_that() {
+    let disk = disk(14);
+    let life = Life::begin(&[&disk], Options::default()).await;
+    life.put_on_ssd(1, None).await;
+    disk.fail(true);
+    life.forgetful.store(true, Ordering::Relaxed);
+    assert!(life.tiering.fence(Path::new("disk 0"), "by command").is_err());
+    life.keep().await; // All that it held is withdrawn, so a removal finds nothing there to note.
+    life.catalog.remove(&Eviction { keys: vec![key(1)], ..all() });
+    let forgotten = life.tiering.forget().await;
+    assert_eq!(forgotten.unwrap_err().kind(), io::ErrorKind::StorageFull);
+    life.forgetful.store(false, Ordering::Relaxed);
+    life.tiering.forget().await.unwrap();
+    assert_eq!(*life.failures.lock(), ["disk 0"]);
+}
+
+#[tokio::test]
+async fn a_removal_whose_command_is_cancelled_is_noted_before_the_next_one_is_acknowledged() {
+    for polls in 0..3 {
+        let disk = disk(20);
+        let life = Life::begin(&[&disk], Options::default()).await;
+        for n in 1..4 {
+            life.put_on_ssd(n, None).await;
+        }
+        // The session of a command ends at any time after the catalog has let go.
+        life.catalog.remove(&Eviction { keys: vec![key(1)], ..all() });
+        let _ = cancelled_after(polls, life.tiering.forget()).await;
+        assert_eq!(life.remove(Eviction { keys: vec![key(1)], ..all() }).await, 0);
+        assert_eq!(life.remove(Eviction { keys: vec![key(2)], ..all() }).await, 1);
+        drop(life);
+        let life = Life::begin(&[&disk], Options { life: 2, ..Options::default() }).await;
+        assert!(life.tiers(1).is_empty() && life.tiers(2).is_empty(), "after {polls} polls");
+        assert!(life.tiers(3).has(Tier::Ssd));
+    }
+}
+
+#[tokio::test]
+async fn a_path_that_took_no_part_in_a_life_with_removals_comes_back_empty() {
+    for last_removal in [None, Some(1), Some(2), Some(3)] {
+        let (here, away) = (disk(21), disk(22));
+        Life::fill_alone(1, &here, 1..2).await;
+        Life::fill_alone(2, &away, 2..3).await;
+        let options = |life, last_removal| Options { life, last_removal, ..Options::default() };
+        drop(Life::begin(&[&here], options(3, None)).await);
+        let life = Life::begin(&[&here, &away], options(4, last_removal)).await;
+        assert!(life.tiers(1).has(Tier::Ssd), "{last_removal:?}: the other took part");
+        let kept = last_removal != Some(3);
+        assert_eq!(life.tiers(2).has(Tier::Ssd), kept, "{last_removal:?}");
+        drop(life);
+        let life = Life::begin(&[&here, &away], options(5, last_removal)).await;
+        assert_eq!(life.tiers(2).has(Tier::Ssd), kept, "{last_removal:?}: for good");
+    }
 }
 
 #[tokio::test]
@@ -462,13 +534,12 @@ async fn a_failure_that_nobody_remembers_keeps_no_removal_from_being_noted_elsew
     bad.fail(true);
     life.forgetful.store(true, Ordering::Relaxed);
     for n in 1..3 {
-        let mut on_ssd = Vec::new();
-        life.catalog.remove(&Eviction { keys: vec![key(n)], ..all() }, &mut on_ssd);
-        assert!(life.tiering.forget(on_ssd).await.is_err(), "not acknowledged: {n}");
+        life.catalog.remove(&Eviction { keys: vec![key(n)], ..all() });
+        assert!(life.tiering.forget().await.is_err(), "not acknowledged: {n}");
     }
     // The second one is noted where it lay, so it does not come back when the retry is acknowledged.
     life.forgetful.store(false, Ordering::Relaxed);
-    life.tiering.forget(Vec::new()).await.unwrap();
+    life.tiering.forget().await.unwrap();
     assert_eq!(*life.failures.lock(), ["disk 0"]);
     drop(life);
     let life = Life::begin(&[&good], Options { life: 4, ..Options::default() }).await;

@@ -1,6 +1,6 @@
 //! Writing what the catalog offers: bounded by bytes, spread over the healthy paths by their speed.
 
-use super::{Tiering, TieringCounters};
+use super::{Member, Tiering, TieringCounters};
 use crate::{
     catalog::Offer,
     tiers::ssd::{SsdCopy, SsdError, SsdPath},
@@ -79,16 +79,22 @@ impl Writer {
     /// Takes an offer, or refuses it: never waits.
     pub(super) fn take(&self, offer: Offer, counters: &TieringCounters) -> bool {
         counters.offered.fetch_add(1, Ordering::Relaxed);
-        let units = u32::try_from(offer.info.len.div_ceil(UNIT).max(1)).unwrap_or(u32::MAX);
-        let taken = match Arc::clone(&self.budget).try_acquire_many_owned(units) {
-            Ok(permit) => self.queue.send((offer, permit)).is_ok(),
-            Err(_) => false,
+        let len = offer.info.len;
+        let units = u32::try_from(len.div_ceil(UNIT).max(1)).unwrap_or(u32::MAX);
+        let reason = match Arc::clone(&self.budget).try_acquire_many_owned(units) {
+            Ok(permit) => match self.queue.send((offer, permit)) {
+                Ok(()) => return true,
+                Err(_) => &counters.no_path, // The tier has ended.
+            },
+            Err(_) if units as usize > self.units => {
+                say_too_long(counters, len, "for the queue (ssd.write_queue)");
+                &counters.too_long
+            }
+            Err(_) => &counters.queue_full,
         };
-        if !taken {
-            counters.refused.fetch_add(1, Ordering::Relaxed);
-            counters.queue_full.fetch_add(1, Ordering::Relaxed);
-        }
-        taken
+        counters.refused.fetch_add(1, Ordering::Relaxed);
+        reason.fetch_add(1, Ordering::Relaxed);
+        false
     }
 }
 
@@ -132,7 +138,6 @@ async fn write(tiering: Arc<Tiering>, offer: Offer, permit: OwnedSemaphorePermit
             }
             Err(SsdError::TooLong) => {
                 too_long = true;
-                tiering.say_too_long(&info);
             }
             Err(SsdError::Busy | SsdError::Fenced(_)) => {}
             Err(error) => tracing::debug!(%error, part = %name, "write to an ssd"),
@@ -144,9 +149,11 @@ async fn write(tiering: Arc<Tiering>, offer: Offer, permit: OwnedSemaphorePermit
         Some((path, copy)) => tiering.attach(&name, &path, &copy),
         None => {
             counters.refused.fetch_add(1, Ordering::Relaxed);
-            if !too_long {
-                counters.no_path.fetch_add(1, Ordering::Relaxed);
+            if too_long {
+                say_too_long(counters, info.len, "for a segment (ssd.segment)");
             }
+            let reason = if too_long { &counters.too_long } else { &counters.no_path };
+            reason.fetch_add(1, Ordering::Relaxed);
             tiering.catalog.written_to_ssd(&name, generation, None);
         }
     }
@@ -176,29 +183,24 @@ impl Tiering {
     fn best_path(&self, len: u64, tried: &[bool]) -> Option<(usize, Arc<SsdPath>)> {
         let paths = self.members.iter().enumerate().filter(|(index, _)| !tried[*index]);
         let paths = paths.filter_map(|(index, member)| Some((index, member.path()?)));
-        let healthy = paths.filter(|(_, path)| path.is_healthy());
+        let healthy: Vec<_> = paths.filter(|(_, path)| path.is_healthy()).collect();
         let cost = |(index, path): &(usize, Arc<SsdPath>)| {
             let full = share(path.used_bytes(), path.settings().capacity);
             self.writer.loads[*index].seconds_for(len) * (1.0 + (FULL - 1.0) * full)
         };
-        let best = healthy.min_by(|a, b| cost(a).total_cmp(&cost(b)))?;
-        for (index, load) in self.writer.loads.iter().enumerate() {
-            if index != best.0 {
-                let mut speed = load.bytes_per_second.lock();
-                *speed = (*speed * FORGIVEN).min(UNMEASURED);
-            }
+        let best = healthy.iter().min_by(|a, b| cost(a).total_cmp(&cost(b)))?.clone();
+        for (index, _) in healthy.iter().filter(|(index, _)| *index != best.0) {
+            let mut speed = self.writer.loads[*index].bytes_per_second.lock();
+            *speed = (*speed * FORGIVEN).min(UNMEASURED);
         }
         Some(best)
     }
 
-    /// A part is longer than a segment can hold: said once, counted always.
-    fn say_too_long(&self, info: &larder_proto::frame::PartInfo) {
-        if self.counters.too_long.fetch_add(1, Ordering::Relaxed) == 0 {
-            let len = info.len;
-            tracing::warn!(
-                len,
-                "a part is too long for a segment (ssd.segment): such parts stay off ssds"
-            );
+    /// A path is taken in again: what its disk did before says nothing of it now.
+    pub(super) fn measure_anew(&self, member: &Member) {
+        let of = |other: &Arc<Member>| std::ptr::eq(&raw const **other, member);
+        if let Some(index) = self.members.iter().position(of) {
+            *self.writer.loads[index].bytes_per_second.lock() = UNMEASURED;
         }
     }
 
@@ -213,6 +215,13 @@ impl Tiering {
         if !path.is_healthy() {
             self.catalog.evict_from_ssd(name, copy);
         }
+    }
+}
+
+/// A part is too long for what it has to go through: said once, and about to be counted.
+fn say_too_long(counters: &TieringCounters, len: u64, what: &str) {
+    if counters.too_long.load(Ordering::Relaxed) == 0 {
+        tracing::warn!(len, "a part is too long {what}: such parts stay off ssds");
     }
 }
 

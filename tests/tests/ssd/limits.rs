@@ -4,7 +4,7 @@ use crate::bed::{is_exact, keys, on_disk, put};
 use larder_proto::control::{FencePathRequest, NodeStatusReply};
 use larder_tests::{
     machine::{mount, with_own_mounts, without_io_uring},
-    node::{Node, adopted, client, master, on_ssd, ssds, tier},
+    node::{Node, adopted, client, evict, master, on_ssd, ssds, tier},
 };
 use std::{
     fs, io,
@@ -158,11 +158,15 @@ async fn a_limit_on_file_sizes_costs_the_path_and_not_the_node() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_disk_that_is_gone_at_the_start_is_fenced_and_comes_back_empty() {
+async fn a_disk_that_is_gone_at_the_start_is_fenced_and_comes_back_empty_if_something_was_evicted()
+{
     let dir = tempfile::tempdir().unwrap();
+    let daemon = master(dir.path()).await;
+    let master = client(&daemon);
     let [first, second] = ["ssd0", "ssd1"].map(|name| dir.path().join(name));
     let flags = ssds(&[(&first, "64MiB"), (&second, "64MiB")], "1MiB");
-    let node = Node::start(dir.path(), "a", None, &flags).await;
+    let start = async || Node::start(dir.path(), "a", Some(&daemon), &flags).await;
+    let node = start().await;
     let (at, all) = (node.tcp().await, keys(0..60));
     for key in &all {
         assert!(put(&at, *key).await);
@@ -171,35 +175,45 @@ async fn a_disk_that_is_gone_at_the_start_is_fenced_and_comes_back_empty() {
     let lost: Vec<_> =
         on_disk(&first).iter().flat_map(|on| on.records.iter().map(|record| record.key)).collect();
     assert!(!lost.is_empty() && lost.len() < all.len(), "{} of {}", lost.len(), all.len());
+    let others: Vec<_> = all.iter().copied().filter(|key| !lost.contains(key)).collect();
     drop(at);
     node.stop().await;
 
-    // Opening a socket gives the same error as opening a device that is gone.
-    fs::remove_file(first.join("LOCK")).unwrap();
-    let gone = UnixListener::bind(first.join("LOCK")).unwrap();
-    let node = Node::start(dir.path(), "a", None, &flags).await;
-    let paths = node.ssd().await.paths;
-    assert!(!paths[0].healthy && paths[1].healthy, "{paths:?}");
-    let why = &paths[0].fenced_because;
-    assert!(why.contains("lock the folder") && why.contains("No such device"), "{why}");
-    let at = node.tcp().await;
-    on_ssd(&at, &all.iter().copied().filter(|key| !lost.contains(key)).collect::<Vec<_>>()).await;
-    for key in &all {
-        assert_eq!(is_exact(&at, *key).await, !lost.contains(key), "{key}");
-    }
-    let again = node.readmit(&first).await.unwrap_err();
-    let cause = again.message().contains("No such device");
-    assert!(again.code() == Code::FailedPrecondition && cause, "{again}");
-    node.stop().await;
+    for evicts in [false, true] {
+        // Opening a socket gives the same error as opening a device that is gone.
+        fs::remove_file(first.join("LOCK")).unwrap();
+        let gone = UnixListener::bind(first.join("LOCK")).unwrap();
+        let node = start().await;
+        adopted(&master).await;
+        let paths = node.ssd().await.paths;
+        assert!(!paths[0].healthy && paths[1].healthy, "{paths:?}");
+        let why = &paths[0].fenced_because;
+        assert!(why.contains("lock the folder") && why.contains("No such device"), "{why}");
+        let at = node.tcp().await;
+        on_ssd(&at, &others).await;
+        for key in &all {
+            assert_eq!(is_exact(&at, *key).await, !lost.contains(key), "{key}");
+        }
+        let again = node.readmit(&first).await.unwrap_err();
+        let cause = again.message().contains("No such device");
+        assert!(again.code() == Code::FailedPrecondition && cause, "{again}");
+        if evicts {
+            evict(&master, &lost[..1], false).await.unwrap();
+        }
+        node.stop().await;
 
-    // The disk is back with all that it held, some of which may have been removed meanwhile.
-    drop(gone);
-    fs::remove_file(first.join("LOCK")).unwrap();
-    let node = Node::start(dir.path(), "a", None, &flags).await;
-    assert!(node.ssd().await.paths[0].healthy);
-    let at = node.tcp().await;
-    for key in lost {
-        assert!(!is_exact(&at, key).await, "{key}");
+        // The disk is back with all that it held, some of which may have been removed meanwhile.
+        drop(gone);
+        fs::remove_file(first.join("LOCK")).unwrap();
+        let node = start().await;
+        adopted(&master).await;
+        assert!(node.ssd().await.paths[0].healthy);
+        let at = node.tcp().await;
+        on_ssd(&at, &others).await;
+        for key in &lost {
+            assert_eq!(is_exact(&at, *key).await, !evicts, "{key}, evicts: {evicts}");
+        }
+        node.stop().await;
     }
 }
 

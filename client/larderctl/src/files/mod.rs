@@ -13,6 +13,7 @@ use crate::{
     ctl::{Ctl, Names},
     error::{CtlError, Doing},
     output::{Section, counted, print, size, span},
+    status::Seen,
 };
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -41,6 +42,8 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 const AHEAD: usize = 4;
 /// How long `put` waits for masters to learn of the blocks; the bound of P5 many times over.
 const LISTED_WITHIN: Duration = Duration::from_secs(2);
+/// The same of blocks that were there before: what is not listed by then is put again.
+const LISTED_SOON: Duration = Duration::from_millis(200);
 /// How often blocks that a node evicts meanwhile are put again. The first of them takes the place of what others had
 /// there; what is gone after the second is gone for a reason that lasts.
 const ROUNDS: usize = 2;
@@ -151,7 +154,7 @@ async fn store(
         match store_on(ctl, path, manifest, &node.address).await {
             Ok(()) => {
                 complete(ctl, path, manifest, &node).await?;
-                let listed = wait_until_listed(ctl, &manifest.keys()).await?.is_none();
+                let listed = all_listed(ctl, &manifest.keys(), LISTED_WITHIN).await?;
                 return stored(ctl, manifest, "stored", node.address.node, listed).await;
             }
             Err(error) if may_fit_elsewhere(&error) => refused = Some(error),
@@ -187,7 +190,7 @@ async fn exists(
     manifest: &Manifest,
     node: NodeId,
 ) -> Result<Stored, CtlError> {
-    if wait_until_listed(ctl, &manifest.keys()).await?.is_none() {
+    if all_listed(ctl, &manifest.keys(), LISTED_SOON).await? {
         return stored(ctl, manifest, "exists", node, true).await;
     }
     let choice = NodeChoice::Named(node.to_string());
@@ -195,7 +198,7 @@ async fn exists(
     for there in found {
         complete(ctl, path, manifest, &there).await?;
     }
-    let listed = wait_until_listed(ctl, &manifest.keys()).await?.is_none();
+    let listed = all_listed(ctl, &manifest.keys(), LISTED_WITHIN).await?;
     stored(ctl, manifest, "stored", node, listed).await
 }
 
@@ -302,18 +305,17 @@ async fn stored(
     })
 }
 
-/// Waits until a master knows who holds the blocks, so that a `get` right after finds them; the first
-/// block that it then does not know a holder of.
-async fn wait_until_listed(ctl: &Ctl, keys: &[BlockKey]) -> Result<Option<usize>, CtlError> {
-    let until = Instant::now() + LISTED_WITHIN.min(ctl.timeout);
+/// Waits until a master knows who holds the blocks, so that a `get` right after finds them; whether it knows.
+async fn all_listed(ctl: &Ctl, keys: &[BlockKey], within: Duration) -> Result<bool, CtlError> {
+    let until = Instant::now() + within.min(ctl.timeout);
     let mut ticks = interval(Duration::from_millis(20));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         let located = ctl.client.locate(model().version(), keys).await.doing("locate the file")?;
-        let unknown = located.blocks.iter().position(Vec::is_empty);
-        if unknown.is_none() || Instant::now() >= until {
-            return Ok(unknown);
+        let all = located.blocks.iter().all(|holders| !holders.is_empty());
+        if all || Instant::now() >= until {
+            return Ok(all);
         }
     }
 }
@@ -350,7 +352,7 @@ pub(crate) async fn get(ctl: &Ctl, name: &str, to: &Path) -> Result<(), CtlError
     let Some((manifest, source)) = held(ctl, name).await? else {
         let tenant = ctl.tenant();
         let why = format!("no file is held under the name {name} (tenant {tenant})");
-        return Err(CtlError::NotFound(why));
+        return Err(absent(ctl, root_of(name).1, why).await);
     };
     let names = ctl.names().await?;
     let mut nodes = BTreeSet::from([names.of(&source)]);
@@ -410,11 +412,11 @@ async fn bring(
         let got = ctl.client.get(model().version(), *key, PART, ctl.timeout).await;
         let of = keys_of(manifest);
         let fetched = got.doing(format!("bring block {} of {of} of {name}", piece + 1))?;
-        let gone = || {
+        let Some(fetched) = fetched else {
             let block = piece + 1;
-            CtlError::NotFound(format!("block {block} of {of} of {name} is not held any more"))
+            let why = format!("block {block} of {of} of {name} is not held any more");
+            return Err(absent(ctl, *key, why).await);
         };
-        let fetched = fetched.ok_or_else(gone)?;
         match fetched.bytes.len() as u64 == manifest.len_of(piece) {
             true => Ok(fetched),
             false => Err(CtlError::Failed(format!("block {} has a wrong length", piece + 1))),
@@ -432,6 +434,14 @@ async fn bring(
         false => {
             Err(CtlError::Failed(format!("the digest of {name} is not the one it was put with")))
         }
+    }
+}
+
+/// Why a block was not found: nobody holds it, or whoever may hold it is out of sight.
+async fn absent(ctl: &Ctl, key: BlockKey, why: String) -> CtlError {
+    match ctl.client.locate(model().version(), &[key]).await {
+        Ok(located) => Seen::from(located.coverage).absent(why),
+        Err(_) => CtlError::NotFound(why), // Masters answered a moment ago.
     }
 }
 

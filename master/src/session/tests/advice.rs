@@ -31,7 +31,8 @@ impl Nodes {
     }
 
     fn ask(&self, node: u8, held: &[u8], parents: &[u8]) -> control::AdviseReply {
-        self.ask_of_chains(node, held, parents, Vec::new())
+        let chains = held.iter().map(|n| key(*n).chain()).collect();
+        self.ask_of_chains(node, held, parents, chains)
     }
 
     fn ask_of_chains(
@@ -87,6 +88,15 @@ fn a_chain_that_several_hold_is_kept_whole_by_one_of_them() {
     });
     assert_eq!(kept.iter().sum::<usize>(), 60);
     assert!(kept.iter().all(|kept| *kept >= 8), "each keeps its share: {kept:?}");
+}
+
+#[test]
+fn a_node_that_names_no_chains_is_told_to_rely_on_nobody() {
+    let nodes = Nodes::holding(&[&[1, 2], &[1, 2], &[1, 2]]);
+    for node in NODES {
+        let advice = nodes.ask_of_chains(node, &[1, 2], &[3], Vec::new());
+        assert_eq!((advice.spare.len(), advice.gone.len()), (0, 1));
+    }
 }
 
 #[test]

@@ -49,7 +49,7 @@ fn the_end_of_a_closed_session_goes_first_back_to_where_another_one_leaves_it() 
 #[test]
 fn a_closed_session_whose_end_is_gone_already_goes_on_from_there() {
     let catalog = two_sessions();
-    catalog.remove(&Eviction { keys: vec![key(4)], ..everything() }, &mut Vec::new());
+    catalog.remove(&Eviction { keys: vec![key(4)], ..everything() });
     assert_eq!(close(&catalog, &[1, 2, 3, 4]), 1);
     store(&catalog, 10, None, 2 * 4096).unwrap();
     assert_eq!(left(&catalog), [1, 2, 5]);
@@ -166,7 +166,7 @@ proptest! {
                 Step::Remove(n) => {
                     // With what follows it, as `larderctl evict` does by default.
                     let filter = Eviction { keys: vec![key(n)], descendants: true, ..everything() };
-                    catalog.remove(&filter, &mut Vec::new());
+                    catalog.remove(&filter);
                 }
                 Step::Close(n) => _ = close(&catalog, &chain(n)),
                 Step::Keep(n) => _ = keep(&catalog, &chain(n)),

@@ -27,7 +27,7 @@ impl Life {
     /// Puts parts until this many segments are sealed; the numbers of the parts.
     async fn fill_segments(&self, first: u64, segments: usize) -> Vec<u64> {
         let mut numbers = Vec::new();
-        while self.paths()[0].sealed_count() < segments {
+        while self.paths()[0].sealed_up_to(u64::MAX) < segments {
             let n = first + numbers.len() as u64;
             self.put_on_ssd(n, None).await;
             numbers.push(n);

@@ -16,12 +16,14 @@ mod records;
 mod recovery;
 mod removals;
 mod segment;
+mod steps;
 mod verify;
 
 pub use format::FooterEntry;
 pub use path::{Durability, Health, PathCounters, PathSettings, SsdPath, slot_name, slots_of};
-pub use recovery::{Adoption, AdoptionCounts, OpenError};
+pub use recovery::{Adoption, AdoptionCounts, OpenError, Owner};
 pub use segment::{Segment, SsdCopy};
+pub use steps::{Steps, in_steps};
 pub use verify::Pace;
 
 use larder_proto::checksum::Damaged;
@@ -45,6 +47,9 @@ pub enum SsdError {
     /// Its bytes are not those that were written: the copy is to be withdrawn.
     #[error("the record is damaged: {0}")]
     Damaged(#[from] Damaged),
+    /// Its file ends before it: the copy is to be withdrawn.
+    #[error("somebody has cut the file: {0}")]
+    Cut(std::io::Error),
     /// The disk failed; the path is fenced now.
     #[error("the disk failed: {0}")]
     Io(std::io::Error),
@@ -57,7 +62,7 @@ impl SsdError {
     /// Whether the copy itself is bad, and not its path.
     pub fn is_of_the_copy(&self) -> bool {
         match self {
-            Self::Unreadable(_) | Self::Damaged(_) => true,
+            Self::Unreadable(_) | Self::Damaged(_) | Self::Cut(_) => true,
             Self::Busy | Self::TooLong | Self::Io(_) | Self::Fenced(_) => false,
         }
     }

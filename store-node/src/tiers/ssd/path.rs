@@ -7,12 +7,12 @@
 
 use super::{
     SsdError,
-    format::{FooterEntry, Nonce, SegmentHeader, Trailer},
+    format::{Nonce, SegmentHeader, Trailer},
     io::{AlignedBuffer, DriverInUse, File, Folder, PAGE, is_full},
+    recovery::Owner,
     removals::RemovalLog,
     segment::Segment,
 };
-use larder_proto::ids::NodeId;
 use parking_lot::Mutex;
 use std::{
     collections::VecDeque,
@@ -78,7 +78,7 @@ pub struct PathCounters {
 
 /// See the module.
 pub struct SsdPath {
-    pub(super) node: NodeId,
+    pub(super) owner: Owner,
     pub(super) folder: Arc<dyn Folder>,
     pub(super) settings: PathSettings,
     pub(super) state: Mutex<State>,
@@ -101,25 +101,51 @@ pub(super) struct State {
     pub(super) sealed: VecDeque<Arc<Segment>>,
     /// Slots whose file is there and that nobody uses.
     pub(super) free: Vec<u32>,
-    /// By slot: the sequence that the header on the disk names, if there is a file. What a restart finds.
-    pub(super) uses: Vec<Option<u64>>,
+    /// The slot that is being made ready: its file holds nothing that anybody could read.
+    pub(super) in_hand: Option<u32>,
+    /// By slot.
+    pub(super) uses: Vec<Use>,
     pub(super) last_sequence: u64,
     /// The file system has had no room for another file, and that was said.
     pub(super) disk_full: bool,
+}
+
+/// What a restart would find in a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Use {
+    NoFile,
+    /// A file that is being made, or that was not begun yet.
+    Making,
+    /// A file that was there already. It is left alone in this life.
+    LeftOut,
+    /// A file that holds nothing.
+    Blank,
+    /// A segment of this sequence.
+    Begun(u64),
 }
 
 impl State {
     /// A slot to use, and whether its file has to be made.
     fn take_slot(&mut self, limit: u32) -> Option<(u32, bool)> {
         if let Some(slot) = self.free.pop() {
+            self.in_hand = Some(slot);
             return Some((slot, false));
         }
-        // A slot whose file is being made counts as used.
-        let gap = self.uses.iter().position(Option::is_none).unwrap_or(self.uses.len());
+        let no_file = |of: &Use| *of == Use::NoFile;
+        let gap = self.uses.iter().position(no_file).unwrap_or(self.uses.len());
         let slot = u32::try_from(gap).ok().filter(|slot| *slot < limit)?;
-        self.uses.resize(self.uses.len().max(gap + 1), None);
-        self.uses[gap] = Some(u64::MAX);
+        self.uses.resize(self.uses.len().max(gap + 1), Use::NoFile);
+        self.uses[gap] = Use::Making;
         Some((slot, true))
+    }
+
+    /// No segment that a restart would find was begun before the one of this sequence.
+    pub(super) fn oldest_use(&self) -> u64 {
+        let begun = self.uses.iter().filter_map(|of| match of {
+            Use::Begun(sequence) => Some(*sequence),
+            Use::NoFile | Use::Making | Use::LeftOut | Use::Blank => None,
+        });
+        begun.min().unwrap_or(0)
     }
 
     fn insert_sealed(&mut self, segment: &Arc<Segment>) {
@@ -160,7 +186,7 @@ fn reserve_bytes(settings: &PathSettings) -> u64 {
 
 impl SsdPath {
     pub(super) fn new(
-        node: NodeId,
+        owner: Owner,
         folder: Arc<dyn Folder>,
         settings: PathSettings,
         removals: RemovalLog,
@@ -168,7 +194,7 @@ impl SsdPath {
         counters: Arc<PathCounters>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            node,
+            owner,
             folder,
             settings,
             state: Mutex::new(state),
@@ -181,8 +207,8 @@ impl SsdPath {
     }
 
     /// Whose it is.
-    pub fn node(&self) -> NodeId {
-        self.node
+    pub fn owner(&self) -> Owner {
+        self.owner
     }
 
     /// How its folder is read and written, if that is a disk's.
@@ -222,9 +248,11 @@ impl SsdPath {
         if state.health != Health::Healthy {
             return 0;
         }
-        let is_made = |sequence: &&u64| **sequence != u64::MAX;
-        let files = state.uses.iter().flatten().filter(is_made).count();
-        let in_part = state.free.len() + state.prepared.iter().chain(&state.open).count();
+        let is_made = |of: &&Use| matches!(of, Use::Blank | Use::Begun(_));
+        let files = state.uses.iter().filter(is_made).count();
+        let in_part = state.free.len()
+            + state.prepared.iter().chain(&state.open).count()
+            + usize::from(state.in_hand.is_some());
         let open = state.open.iter().map(|open| open.used_pages() * PAGE as u64).sum::<u64>();
         files.saturating_sub(in_part) as u64 * self.settings.segment_bytes + open
     }
@@ -279,6 +307,7 @@ impl SsdPath {
         }
         self.counters.sealed_segments.fetch_add(1, Ordering::Relaxed);
         self.state.lock().insert_sealed(segment);
+        segment.closed();
         self.changed.notify_one();
         Ok(())
     }
@@ -289,7 +318,10 @@ impl SsdPath {
     /// # Errors
     /// The disk failed, and the path is fenced; or it is fenced.
     pub async fn prepare(self: &Arc<Self>) -> Result<bool, SsdError> {
-        self.begin_log().await?;
+        if !self.begin_log().await? {
+            self.no_room();
+            return Ok(false);
+        }
         let (slot, sequence, is_new, file) = loop {
             let (slot, sequence, is_new) = {
                 let mut state = self.state.lock();
@@ -308,14 +340,22 @@ impl SsdPath {
             };
             match self.open_slot(slot, is_new).await {
                 Ok(file) => break (slot, sequence, is_new, file),
-                Err(error) if is_new && is_full(&error) => {
-                    self.no_room_for(slot);
+                Err(error) if is_full(&error) => {
+                    {
+                        let mut state = self.state.lock();
+                        (state.uses[slot as usize], state.in_hand) = (Use::NoFile, None);
+                    }
+                    self.no_room();
                     return Ok(false);
                 }
-                // Somebody else's: the slot stays taken, as if its file were being made, until the restart.
                 Err(error) if is_new && error.kind() == io::ErrorKind::AlreadyExists => {
+                    self.state.lock().uses[slot as usize] = Use::LeftOut;
                     let (path, name) = (self.settings.name.display(), slot_name(slot));
-                    tracing::warn!(%path, name, "not a file of this node: its place is left out");
+                    tracing::warn!(
+                        %path, name,
+                        "a file that this node did not make in this life: its place is left out until the restart, \
+                         which takes the file as one of its own. Move it away before, if it is somebody's"
+                    );
                 }
                 Err(error) => return Err(self.failed(error)),
             }
@@ -324,7 +364,7 @@ impl SsdPath {
         self.begin(&file, nonce, sequence).await?;
         let segment = Segment::begun(Arc::downgrade(self), slot, nonce, sequence, file);
         let mut state = self.state.lock();
-        state.uses[slot as usize] = Some(sequence);
+        (state.uses[slot as usize], state.in_hand) = (Use::Begun(sequence), None);
         state.disk_full &= !is_new;
         // One that is not wanted gives its slot back, which takes the same lock.
         let not_wanted = match state.health {
@@ -337,13 +377,14 @@ impl SsdPath {
         Ok(true)
     }
 
-    /// Makes the removal log of this life. A full disk has none: the first removal tries again.
-    async fn begin_log(&self) -> Result<(), SsdError> {
-        let oldest = self.state.lock().uses.iter().flatten().min().copied().unwrap_or(0);
+    /// Makes the removal log of this life, if that is still to be made. A full disk goes on with the logs of
+    /// earlier ones, and the first removal tries again. Whether there is a log: nothing is written before.
+    async fn begin_log(&self) -> Result<bool, SsdError> {
+        let oldest = self.state.lock().oldest_use();
         let begun = async {
             match self.removals.begin(&self.folder, oldest).await {
-                Err(error) if is_full(&error) => Ok(()),
-                begun => begun,
+                Err(error) if is_full(&error) => Ok(self.removals.is_there().await),
+                begun => begun.map(|()| true),
             }
         };
         self.in_time(begun).await
@@ -355,29 +396,31 @@ impl SsdPath {
         self.state.lock().insert_sealed(segment);
     }
 
-    /// The file of a slot, made if it is new.
+    /// The file of a slot, made if it is new, and made anew if somebody has cut it or taken it away.
     async fn open_slot(&self, slot: u32, is_new: bool) -> io::Result<Arc<dyn File>> {
         let (folder, bytes) = (Arc::clone(&self.folder), self.settings.segment_bytes);
-        let open = move || match is_new {
-            true => {
-                let file = folder.create(&slot_name(slot), bytes)?;
-                folder.sync()?;
-                Ok(file)
+        let open = move || {
+            let name = slot_name(slot);
+            if !is_new {
+                match folder.open(&name) {
+                    Ok(file) if file.len() == bytes => return Ok(file),
+                    Ok(_) => folder.remove(&name)?,
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    Err(error) => return Err(error),
+                }
             }
-            false => folder.open(&slot_name(slot)),
+            let file = folder.create(&name, bytes)?;
+            folder.sync()?;
+            Ok(file)
         };
         let opened = timeout(self.settings.deadline, tokio::task::spawn_blocking(open)).await;
         opened.map_err(|_| late())?.map_err(io::Error::other)?
     }
 
-    /// The disk has no room for the file of this slot. That passes, so it is tried again with each want of
-    /// a segment, and said once.
-    fn no_room_for(&self, slot: u32) {
-        let mut state = self.state.lock();
-        state.uses[slot as usize] = None;
-        let is_new = !std::mem::replace(&mut state.disk_full, true);
-        drop(state);
-        if is_new {
+    /// The disk has no room for another file. That passes, so it is tried again with each want of a segment,
+    /// and said once.
+    fn no_room(&self) {
+        if !std::mem::replace(&mut self.state.lock().disk_full, true) {
             let path = self.settings.name.display();
             tracing::warn!(%path, "the disk is full below the capacity of the path: oldest parts make room");
         }
@@ -391,7 +434,7 @@ impl SsdPath {
         sequence: u64,
     ) -> Result<(), SsdError> {
         let bytes = self.settings.segment_bytes;
-        let header = SegmentHeader { node: self.node, nonce, sequence, segment_bytes: bytes };
+        let header = SegmentHeader { node: self.owner.node, nonce, sequence, segment_bytes: bytes };
         self.in_time(file.write(0, vec![header.encode().freeze()])).await?;
         // Removals of what the file held may be forgotten only when it cannot come back.
         self.in_time(file.sync()).await
@@ -401,19 +444,24 @@ impl SsdPath {
     pub fn has_spare_slot(&self) -> bool {
         let limit = self.slots_limit() as usize;
         let state = self.state.lock();
-        !state.free.is_empty() || state.uses.iter().flatten().count() < limit
+        let taken = |of: &&Use| !matches!(of, Use::NoFile);
+        !state.free.is_empty() || state.uses.iter().filter(taken).count() < limit
     }
 
-    /// The segment that takes records now, and those that are there; `None` if there are none.
-    pub fn open_records(&self) -> Option<(Arc<Segment>, Vec<FooterEntry>)> {
+    /// The segment that takes records now, if it has any.
+    pub fn open_segment(&self) -> Option<Arc<Segment>> {
         let open = self.state.lock().open.clone()?;
-        let records = open.entries();
-        (!records.is_empty()).then_some((open, records))
+        (!open.entries().is_empty()).then_some(open)
     }
 
-    /// Sealed segments.
-    pub fn sealed_count(&self) -> usize {
-        self.state.lock().sealed.len()
+    /// The segment that was begun last.
+    pub fn last_sequence(&self) -> u64 {
+        self.state.lock().last_sequence
+    }
+
+    /// Sealed segments that were begun no later than this one.
+    pub fn sealed_up_to(&self, sequence: u64) -> usize {
+        self.state.lock().sealed.partition_point(|segment| segment.sequence <= sequence)
     }
 
     /// The oldest sealed segment that was begun after this number, and its own number.
@@ -472,13 +520,16 @@ impl SsdPath {
     }
 
     /// Waits for a request, but not for ever. A failure fences the path: it is never tried again and
-    /// believed.
+    /// believed. A file that somebody has cut is no failure of its disk.
     pub(super) async fn in_time<T>(
         &self,
         pending: impl Future<Output = io::Result<T>>,
     ) -> Result<T, SsdError> {
         let answer = timeout(self.settings.deadline, pending).await;
-        answer.unwrap_or_else(|_| Err(late())).map_err(|error| self.failed(error))
+        answer.unwrap_or_else(|_| Err(late())).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => SsdError::Cut(error), // Of a read alone.
+            _ => self.failed(error),
+        })
     }
 
     fn failed(&self, error: io::Error) -> SsdError {

@@ -209,8 +209,7 @@ impl SsdPath {
         }
         let (newest, oldest) = {
             let state = self.state.lock();
-            let oldest = state.uses.iter().flatten().min();
-            (state.last_sequence, oldest.copied().unwrap_or(0))
+            (state.last_sequence, state.oldest_use())
         };
         let newest = newest.saturating_add(ahead);
         self.in_time(self.removals.append(&self.folder, gone, newest, oldest)).await

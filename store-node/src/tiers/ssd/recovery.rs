@@ -9,16 +9,32 @@ use super::{
     SsdError,
     format::{FooterEntry, RecordHeader, SegmentHeader, Unreadable},
     io::{AlignedBuffer, Folder, PAGE, ReadBuffer, is_of_the_disk},
-    path::{Health, PathCounters, PathSettings, SsdPath, State, slot_name, slot_of},
+    path::{Health, PathCounters, PathSettings, SsdPath, State, Use, slot_name, slot_of},
     removals::{self, ReadFailed, Removed},
     segment::{Segment, SsdCopy},
+    steps::{Steps, in_steps},
 };
-use larder_proto::{Generation, ids::NodeId};
+use larder_proto::{
+    Generation,
+    ids::{Incarnation, NodeId},
+};
 use std::{
     collections::{HashSet, VecDeque},
     io,
     sync::Arc,
 };
+
+/// Whose a path is, and what that node knows of its earlier lives.
+#[derive(Debug, Clone, Copy)]
+pub struct Owner {
+    /// The node.
+    pub node: NodeId,
+    /// The life that it is in.
+    pub life: Incarnation,
+    /// The last life before this one in which parts were removed by command, if there was one. A path that has not
+    /// taken part in it may still hold them, so what it holds is given up.
+    pub last_removal: Option<Incarnation>,
+}
 
 /// Why a path cannot be used. Nothing in it was changed.
 #[derive(Debug, thiserror::Error)]
@@ -99,6 +115,9 @@ impl AdoptionCounts {
     }
 }
 
+/// Segments that are given up side by side.
+const AT_ONCE: usize = 32;
+
 /// Segments of an earlier life, to be adopted one after the other.
 #[derive(Debug)]
 pub struct Adoption {
@@ -117,6 +136,31 @@ struct Slots {
     dropped: Dropped,
     /// Files of another length, or beyond the capacity.
     odd: Vec<String>,
+    last_sequence: u64,
+}
+
+impl Slots {
+    /// Gives up for good what was found: another restart shall not find it either.
+    fn empty(&mut self, folder: &dyn Folder, steps: &Steps) -> Result<(), OpenError> {
+        for some in self.found.chunks(AT_ONCE) {
+            let files = some.iter().map(|(slot, _)| folder.open(&slot_name(*slot)));
+            let files: Vec<_> = files.collect::<Result<_, _>>()?;
+            let page = AlignedBuffer::zeroed(PAGE).freeze();
+            let writes: Vec<_> =
+                files.iter().map(|file| file.write(0, vec![page.clone()])).collect();
+            for write in writes {
+                write.wait()?;
+                steps.step();
+            }
+            let syncs: Vec<_> = files.iter().map(|file| file.sync()).collect();
+            for sync in syncs {
+                sync.wait()?;
+                steps.step();
+            }
+        }
+        self.blank.extend(self.found.drain(..).map(|(slot, _)| slot));
+        Ok(())
+    }
 }
 
 /// Files that may have held records and are dropped, by reason: what was cached there is lost, so that is said.
@@ -156,16 +200,15 @@ impl SsdPath {
     /// given up.
     ///
     /// # Errors
-    /// The folder cannot be used; nothing in it was changed.
+    /// The folder cannot be used; nothing in it was changed. Or its disk did not answer one request in time.
     pub async fn open(
-        node: NodeId,
+        owner: Owner,
         folder: Arc<dyn Folder>,
         settings: PathSettings,
         keep: bool,
     ) -> Result<(Arc<Self>, Adoption), OpenError> {
-        let counters = Arc::default();
-        let open = move || open(node, folder, settings, keep, counters);
-        tokio::task::spawn_blocking(open).await.map_err(io::Error::other)?
+        let (limit, counters) = (settings.deadline, Arc::default());
+        in_steps(limit, move |steps| open(owner, folder, settings, keep, counters, steps)).await?
     }
 
     /// Opens a folder for another use in the same life of the node: what it holds is given up for good, and
@@ -174,23 +217,24 @@ impl SsdPath {
     /// # Errors
     /// The folder cannot be used. What it holds may be given up in part.
     pub async fn open_empty(
-        node: NodeId,
+        owner: Owner,
         folder: Arc<dyn Folder>,
         settings: PathSettings,
         counters: Arc<PathCounters>,
     ) -> Result<Arc<Self>, OpenError> {
-        let open = move || open(node, folder, settings, false, counters);
-        let opened = tokio::task::spawn_blocking(open).await.map_err(io::Error::other)?;
-        opened.map(|(path, _)| path)
+        let limit = settings.deadline;
+        let open = move |steps: &_| open(owner, folder, settings, false, counters, steps);
+        in_steps(limit, open).await?.map(|(path, _)| path)
     }
 }
 
 fn open(
-    node: NodeId,
+    owner: Owner,
     folder: Arc<dyn Folder>,
     settings: PathSettings,
     keep: bool,
     counters: Arc<PathCounters>,
+    steps: &Steps,
 ) -> Result<(Arc<SsdPath>, Adoption), OpenError> {
     let slots_limit = super::path::slots_of(&settings);
     if slots_limit < 4 {
@@ -199,64 +243,85 @@ fn open(
     }
     let files = folder.list()?;
     let numbers = files.iter().filter_map(|(name, _)| removals::log_number(name)).collect();
-    let slots = read_headers(node, folder.as_ref(), &files, &settings, slots_limit)?;
-    let removed = removals::read_all(folder.as_ref(), numbers).map_err(|failed| match failed {
+    steps.step();
+    let mut slots =
+        read_headers(owner.node, folder.as_ref(), &files, &settings, slots_limit, steps)?;
+    let removed = removals::read_all(folder.as_ref(), numbers, owner.life);
+    let removed = removed.map_err(|failed| match failed {
         ReadFailed::Io(error) => OpenError::Io(error),
         ReadFailed::Format(why) => OpenError::Newer { file: "the removal log".to_owned(), why },
     })?;
-    if keep && !removed.damaged {
+    steps.step();
+    let keep = keep && may_keep(owner, &settings, &slots, &removed);
+    if keep {
         slots.dropped.say(&settings); // Otherwise nothing is kept, and that is said.
     }
     // From here on things are changed.
     for name in &slots.odd {
         folder.remove(name)?;
+        steps.step();
     }
-    begin(node, folder, settings, slots, removed, keep, counters)
+    if !keep {
+        slots.empty(folder.as_ref(), steps)?;
+    }
+    begin(owner, folder, settings, slots, removed, counters, steps)
+}
+
+/// Whether all that was removed by command is known to this path.
+fn may_keep(owner: Owner, settings: &PathSettings, slots: &Slots, removed: &Removed) -> bool {
+    let (path, segments) = (settings.name.display(), slots.found.len());
+    if removed.damaged {
+        tracing::error!(%path, segments, "the removal log is damaged: what the path holds is given up");
+        return false;
+    }
+    match removed.made_in {
+        None if segments > 0 => {
+            tracing::error!(%path, segments, "the removal log is gone, or was cut: what the path holds is given up");
+            false
+        }
+        Some(last) if owner.last_removal.is_some_and(|removal| removal > last) => {
+            tracing::warn!(
+                %path, segments,
+                "the node ran without this path, and was told to remove parts: what the path holds is given up"
+            );
+            false
+        }
+        _ => true,
+    }
 }
 
 fn begin(
-    node: NodeId,
+    owner: Owner,
     folder: Arc<dyn Folder>,
     settings: PathSettings,
     slots: Slots,
     removed: Removed,
-    keep: bool,
     counters: Arc<PathCounters>,
+    steps: &Steps,
 ) -> Result<(Arc<SsdPath>, Adoption), OpenError> {
-    let Removed { log, generations, damaged } = removed;
-    if damaged {
-        let path = settings.name.display();
-        tracing::error!(%path, "the removal log is damaged: what the path holds is given up");
-    }
-    let keep = keep && !damaged;
+    let Removed { log, generations, damaged: _, made_in: _ } = removed;
     let highest = slots.found.iter().map(|(slot, _)| *slot).chain(slots.blank.iter().copied());
-    let mut uses = vec![None; highest.max().map_or(0, |slot| slot as usize + 1)];
-    let mut free = slots.blank.clone();
-    slots.blank.iter().for_each(|slot| uses[*slot as usize] = Some(0));
+    let mut uses = vec![Use::NoFile; highest.max().map_or(0, |slot| slot as usize + 1)];
+    slots.blank.iter().for_each(|slot| uses[*slot as usize] = Use::Blank);
     for (slot, header) in &slots.found {
-        uses[*slot as usize] = Some(header.sequence);
-        if !keep {
-            // Given up for good: another restart shall not find it either.
-            let file = folder.open(&slot_name(*slot))?;
-            file.write(0, vec![AlignedBuffer::zeroed(PAGE).freeze()]).wait()?;
-            file.sync().wait()?;
-            free.push(*slot);
-        }
+        uses[*slot as usize] = Use::Begun(header.sequence);
     }
     let state = State {
         health: Health::Healthy,
         open: None,
         prepared: None,
         sealed: VecDeque::new(),
-        free,
-        last_sequence: uses.iter().flatten().copied().max().unwrap_or(0),
+        free: slots.blank,
+        in_hand: None,
+        last_sequence: slots.last_sequence,
         uses,
         disk_full: false,
     };
-    let path = SsdPath::new(node, Arc::clone(&folder), settings, log, state, counters);
+    let path = SsdPath::new(owner, Arc::clone(&folder), settings, log, state, counters);
     let mut left = Vec::new();
-    for (slot, header) in slots.found.into_iter().filter(|_| keep) {
+    for (slot, header) in slots.found {
         let file = folder.open(&slot_name(slot))?;
+        steps.step();
         let SegmentHeader { nonce, sequence, .. } = header;
         left.push(Segment::begun(Arc::downgrade(&path), slot, nonce, sequence, file));
     }
@@ -276,11 +341,14 @@ fn read_headers(
     files: &[(String, u64)],
     settings: &PathSettings,
     slots_limit: u32,
+    steps: &Steps,
 ) -> Result<Slots, OpenError> {
     let dropped = Dropped::default();
-    let mut slots = Slots { found: Vec::new(), blank: Vec::new(), dropped, odd: Vec::new() };
+    let mut slots =
+        Slots { found: Vec::new(), blank: Vec::new(), dropped, odd: Vec::new(), last_sequence: 0 };
     for (name, len) in files {
         let Some(slot) = slot_of(name) else { continue };
+        steps.step();
         let header = match *len < PAGE as u64 {
             true => Err(Unreadable::Absent("segment header")),
             false => first_page(folder, name)?,
@@ -309,6 +377,7 @@ fn read_headers(
             Err(_) => slots.odd.push(name.clone()), // Gone, so that it is counted once.
         }
     }
+    slots.last_sequence = slots.found.iter().map(|(_, header)| header.sequence).max().unwrap_or(0);
     Ok(slots)
 }
 
@@ -407,7 +476,10 @@ impl Adoption {
         while page < pages {
             if page + wanted > first + (window.len() / PAGE) as u64 {
                 let len = usize::try_from(wanted.max(WINDOW).min(pages - page)).unwrap_or(1) * PAGE;
-                window = self.path.read_pages(&segment.file, page * PAGE as u64, len).await?;
+                window = match self.path.read_pages(&segment.file, page * PAGE as u64, len).await {
+                    Err(error) if error.is_of_the_copy() => break, // Cut since it was listed.
+                    read => read?,
+                };
                 first = page;
             }
             let from = usize::try_from(page - first).unwrap_or(0) * PAGE;

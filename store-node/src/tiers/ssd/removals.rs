@@ -4,8 +4,11 @@
 //! so no page that was acknowledged is ever written over. A page that is bad in one file is read from the other:
 //! damage of either brings nothing back. Removals that need several pages are written from the second page on,
 //! synced, and then the first: a batch without its first page was never acknowledged, however much of it is
-//! there. When a log is full, what still matters of it goes to a new one. A log is made with the path, so
-//! that a removal finds its place on a disk that has become full.
+//! there. When a log is full, what still matters of it goes to a new one, and so it does when a write was not seen
+//! to its end. A log is made with the path, so that a removal finds its place on a disk that has become full.
+//!
+//! The last page of a log closes it: it says which life of the node has made it, and that nobody has cut the file.
+//! Each life makes one, so a path also tells in which life it took part last.
 
 use super::{
     format::{REMOVALS_PER_PAGE, Removal, Unreadable, removal_page, removals_of},
@@ -20,17 +23,23 @@ use tokio::{sync::Mutex, try_join};
 const SPARE_PAGES: u64 = 128;
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct RemovalLog(Mutex<Log>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Log {
+    /// Of the node.
+    life: Incarnation,
     number: u64,
-    /// None until a log of this life is begun: then the files of earlier ones are `old`.
+    /// None until a log of this life is begun, and while it is not known whether a write has ended: whoever comes
+    /// next begins another one then.
     files: Option<[Arc<dyn File>; 2]>,
     next_page: u64,
     live: Vec<Removal>,
+    /// Files to remove when the next log is there.
     old: Vec<String>,
+    /// Whether a restart would find a whole one.
+    is_there: bool,
 }
 
 /// The two files of a log.
@@ -46,19 +55,26 @@ pub(super) fn log_number(name: &str) -> Option<u64> {
 }
 
 /// What the logs of a path say.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Removed {
     pub(super) log: RemovalLog,
     pub(super) generations: HashSet<Generation>,
     /// A page in the midst of a log is damaged: what it said is lost, so nothing may be adopted.
     pub(super) damaged: bool,
+    /// The last life that has made a log; none if no log is whole.
+    pub(super) made_in: Option<Incarnation>,
 }
 
-/// Reads all logs of a folder. Waits for the disk.
-pub(super) fn read_all(folder: &dyn Folder, mut numbers: Vec<u64>) -> Result<Removed, ReadFailed> {
+/// Reads all logs of a folder; `life` goes on with them. Waits for the disk.
+pub(super) fn read_all(
+    folder: &dyn Folder,
+    mut numbers: Vec<u64>,
+    life: Incarnation,
+) -> Result<Removed, ReadFailed> {
     numbers.sort_unstable();
     numbers.dedup();
     let (mut live, mut old, mut damaged) = (Vec::new(), Vec::new(), false);
+    let mut made_in = None;
     for number in &numbers {
         let mut files = Vec::new();
         for name in log_names(*number) {
@@ -80,6 +96,10 @@ pub(super) fn read_all(folder: &dyn Folder, mut numbers: Vec<u64>) -> Result<Rem
             repaired += u64::from(!said.is_empty() && said.len() < files.len());
             there.push(!said.is_empty());
             for page in said {
+                if let Some(life) = closed_by(&page) {
+                    made_in = made_in.max(Some(life));
+                    continue;
+                }
                 let first = at.saturating_sub(place_in_batch(&page));
                 match there[first] {
                     // Whatever lies before an acknowledged page was acknowledged, too.
@@ -104,8 +124,9 @@ pub(super) fn read_all(folder: &dyn Folder, mut numbers: Vec<u64>) -> Result<Rem
     let mut once = HashSet::new();
     live.retain(|removal| once.insert(removal.generation));
     let number = numbers.last().copied().unwrap_or(0);
-    let log = Log { number, live, old, ..Log::default() };
-    Ok(Removed { log: RemovalLog(Mutex::new(log)), generations, damaged })
+    let log =
+        Log { life, number, files: None, next_page: 0, live, old, is_there: made_in.is_some() };
+    Ok(Removed { log: RemovalLog(Mutex::new(log)), generations, damaged, made_in })
 }
 
 fn read_file(folder: &dyn Folder, name: &str) -> io::Result<AlignedBuffer> {
@@ -122,6 +143,18 @@ fn read_file(folder: &dyn Folder, name: &str) -> io::Result<AlignedBuffer> {
 fn mark(place: usize) -> Removal {
     let generation = Generation { incarnation: Incarnation(0), counter: place as u64 };
     Removal { generation, sequence: 0 }
+}
+
+/// All that the last page of a log says.
+fn closing(life: Incarnation) -> Removal {
+    let generation = Generation { incarnation: Incarnation(0), counter: u64::MAX };
+    Removal { generation, sequence: life.0 }
+}
+
+/// Which life has made the log, if this is its last page.
+fn closed_by(page: &[Removal]) -> Option<Incarnation> {
+    let last = page.first().filter(|only| is_mark(only) && only.generation.counter == u64::MAX);
+    last.map(|last| Incarnation(last.sequence))
 }
 
 fn is_mark(removal: &Removal) -> bool {
@@ -174,15 +207,26 @@ impl RemovalLog {
             return Ok(());
         }
         log.live.extend_from_slice(&removals);
-        let room = |[file, twin]: &[Arc<dyn File>; 2]| file.len().min(twin.len()) / PAGE as u64;
-        match log.files.clone() {
+        let room = |[file, twin]: &[Arc<dyn File>; 2]| file.len().min(twin.len()) / PAGE as u64 - 1;
+        // Gone until the write has ended: one that is not waited for may reach its page at any time.
+        match log.files.take() {
+            Some(files) if !files.iter().all(|file| file.is_whole()) => {
+                tracing::warn!("somebody has removed or cut a removal log: another one is written");
+                log.begin_anew(folder, oldest).await
+            }
             Some(files) if log.next_page + pages(&removals) <= room(&files) => {
                 write_both(&files, log.next_page, &removals).await?;
                 log.next_page += pages(&removals);
+                log.files = Some(files);
                 Ok(())
             }
             _ => log.begin_anew(folder, oldest).await,
         }
+    }
+
+    /// Whether a restart would find a log.
+    pub(super) async fn is_there(&self) -> bool {
+        self.0.lock().await.is_there
     }
 
     /// Makes the log of this life, if there is none yet. Arguments as of [`Self::append`].
@@ -205,10 +249,13 @@ impl Log {
     /// Writes what still matters to a new file; the old ones go only when it is safe.
     async fn begin_anew(&mut self, folder: &Arc<dyn Folder>, oldest: u64) -> io::Result<()> {
         self.live.retain(|removal| removal.sequence >= oldest);
-        // Counted before it is made: one that was cut off half made stands in nobody's way.
+        // Counted and to be removed before it is made: one that was cut off half made stands in nobody's way.
         self.number += 1;
         let number = self.number;
-        let len = (pages(&self.live) + SPARE_PAGES) * PAGE as u64;
+        let new = log_names(number);
+        let old = self.old.clone();
+        self.old.extend(new.clone());
+        let len = (pages(&self.live) + SPARE_PAGES + 1) * PAGE as u64;
         let at = Arc::clone(folder);
         let create = move || {
             let [file, twin] = log_names(number);
@@ -223,19 +270,25 @@ impl Log {
         };
         let files = tokio::task::spawn_blocking(create).await.map_err(io::Error::other)??;
         // A file's space may hold anything: the end of the log has to be seen.
-        let blank = AlignedBuffer::zeroed(usize::try_from(len).unwrap_or(usize::MAX)).freeze();
+        let blank = usize::try_from(len).unwrap_or(usize::MAX) - PAGE;
+        let blank = AlignedBuffer::zeroed(blank).freeze();
         let [file, twin] = &files;
         try_join!(file.write(0, vec![blank.clone()]), twin.write(0, vec![blank]))?;
         write_both(&files, 0, &self.live).await?;
-        let (at, old) = (Arc::clone(folder), std::mem::take(&mut self.old));
+        // Last: a log that is closed says all that was said before it.
+        write_both(&files, len / PAGE as u64 - 1, &[closing(self.life)]).await?;
+        let at = Arc::clone(folder);
         let tidy = move || {
             at.sync()?;
-            old.iter().try_for_each(|name| at.remove(name))
+            old.iter().try_for_each(|name| match at.remove(name) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                _ => Ok(()),
+            })
         };
         tokio::task::spawn_blocking(tidy).await.map_err(io::Error::other)??;
         self.next_page = pages(&self.live);
-        self.old = log_names(number).to_vec();
-        self.files = Some(files);
+        self.old = new.to_vec();
+        (self.files, self.is_there) = (Some(files), true);
         Ok(())
     }
 }

@@ -11,7 +11,7 @@
 use super::{
     format::{FooterEntry, Nonce, RecordHeader, closing_pages},
     io::{File, PAGE},
-    path::SsdPath,
+    path::{SsdPath, slot_name},
 };
 use larder_proto::{Generation, PartName, frame::PartInfo};
 use parking_lot::Mutex;
@@ -23,7 +23,6 @@ pub struct Segment {
     path: Weak<SsdPath>,
     pub(super) slot: u32,
     pub(super) nonce: Nonce,
-    /// The order in which segments of a path were begun.
     pub(super) sequence: u64,
     pub(super) file: Arc<dyn File>,
     fill: Mutex<Fill>,
@@ -43,7 +42,7 @@ struct Fill {
 
 impl std::fmt::Debug for Segment {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Segment({} in slot {})", self.sequence, self.slot)
+        write!(f, "Segment({} in {})", self.sequence, slot_name(self.slot))
     }
 }
 
@@ -121,13 +120,23 @@ impl Segment {
             return None;
         }
         fill.closing = true;
-        let mut entries = std::mem::take(&mut fill.entries);
+        let mut entries = fill.entries.clone();
         entries.sort_unstable_by_key(|entry| entry.page);
         Some(entries)
     }
 
-    /// The records that are there, of a segment that is not sealed yet.
-    pub(super) fn entries(&self) -> Vec<FooterEntry> {
+    /// It is sealed: its footer names the records from now on.
+    pub(super) fn closed(&self) {
+        self.fill.lock().entries = Vec::new();
+    }
+
+    /// The order in which segments of a path were begun.
+    pub fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// The records that are there, of a segment that is not sealed yet; none of one that is.
+    pub fn entries(&self) -> Vec<FooterEntry> {
         self.fill.lock().entries.clone()
     }
 

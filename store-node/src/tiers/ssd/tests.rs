@@ -9,7 +9,11 @@ use super::{
     *,
 };
 use crate::tiers::dram::Arena;
-use larder_proto::{Generation, PartName, frame::PartInfo, ids::NodeId};
+use larder_proto::{
+    Generation, PartName,
+    frame::PartInfo,
+    ids::{Incarnation, NodeId},
+};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::{
@@ -23,6 +27,10 @@ const SLOTS: u64 = 6;
 
 fn node() -> NodeId {
     NodeId::from_bytes([9; 16])
+}
+
+fn owner() -> Owner {
+    Owner { node: node(), life: Incarnation(7), last_removal: None }
 }
 
 fn settings(durability: Durability) -> PathSettings {
@@ -40,7 +48,7 @@ async fn open(
     device: &Simulated,
     durability: Durability,
 ) -> (Arc<SsdPath>, BTreeMap<u64, (FooterEntry, SsdCopy)>, AdoptionCounts) {
-    let opened = SsdPath::open(node(), device.folder(), settings(durability), true).await;
+    let opened = SsdPath::open(owner(), device.folder(), settings(durability), true).await;
     let (path, mut adoption) = opened.unwrap();
     let mut found = BTreeMap::new();
     while let Some(records) = adoption.next().await {
@@ -213,13 +221,20 @@ async fn a_newer_format_is_refused_and_nothing_is_touched() {
     drop(path);
     device.poke("segment-000000", 8, &(format::FORMAT + 1).to_le_bytes());
     let before: Vec<_> = device.names().iter().map(|name| device.bytes(name)).collect();
-    let refused =
-        SsdPath::open(node(), device.folder(), settings(Durability::None), true).await.unwrap_err();
+    let refused = SsdPath::open(owner(), device.folder(), settings(Durability::None), true)
+        .await
+        .unwrap_err();
     assert!(matches!(refused, OpenError::Newer { .. }), "{refused}");
     let other = NodeId::from_bytes([1; 16]);
     device.poke("segment-000000", 8, &format::FORMAT.to_le_bytes());
-    let refused =
-        SsdPath::open(other, device.folder(), settings(Durability::None), true).await.unwrap_err();
+    let refused = SsdPath::open(
+        Owner { node: other, ..owner() },
+        device.folder(),
+        settings(Durability::None),
+        true,
+    )
+    .await
+    .unwrap_err();
     assert!(matches!(refused, OpenError::OfAnotherNode { .. }), "{refused}");
     device.poke("segment-000000", 8, &(format::FORMAT + 1).to_le_bytes());
     let after: Vec<_> = device.names().iter().map(|name| device.bytes(name)).collect();
@@ -293,7 +308,9 @@ async fn a_disk_that_fails_or_stalls_is_fenced_and_asked_no_more() {
 
 #[tokio::test]
 async fn a_disk_that_is_full_below_the_capacity_is_written_in_turns_and_leaves_nothing_behind() {
-    let (device, arena) = (Simulated::new(9, 2 * SEGMENT), arena());
+    // Room for a removal log, without which nothing is written, and two files.
+    let room = 2 * SEGMENT + 2 * 129 * PAGE as u64;
+    let (device, arena) = (Simulated::new(9, room), arena());
     let (path, ..) = open(&device, Durability::None).await;
     assert!(path.prepare().await.unwrap());
     let first = put(&path, 1).await.unwrap();
@@ -305,12 +322,22 @@ async fn a_disk_that_is_full_below_the_capacity_is_written_in_turns_and_leaves_n
     assert!(!path.prepare().await.unwrap(), "no room for a third file");
     assert!(matches!(put(&path, refused).await.unwrap_err(), SsdError::Busy));
     assert!(path.is_healthy());
-    assert_eq!(device.used(), 2 * SEGMENT);
+    assert_eq!(device.used(), room);
     get(&path, &arena, 1, &first).await.unwrap();
     drop((first, path.oldest().unwrap()));
     assert!(path.prepare().await.unwrap(), "the oldest file is written anew");
     put(&path, refused).await.unwrap();
-    assert_eq!(device.used(), 2 * SEGMENT);
+    assert_eq!(device.used(), room);
+}
+
+#[tokio::test]
+async fn a_disk_without_room_for_a_removal_log_takes_no_records() {
+    let device = Simulated::new(24, 200 * PAGE as u64);
+    let (path, ..) = open(&device, Durability::None).await;
+    assert!(!path.prepare().await.unwrap());
+    assert!(matches!(put(&path, 1).await.unwrap_err(), SsdError::Busy));
+    assert!(path.is_healthy() && path.disk_is_full());
+    assert_eq!(device.used(), 0, "and nothing is left behind");
 }
 
 #[tokio::test]
@@ -353,8 +380,7 @@ async fn no_damage_to_one_file_of_the_removal_log_brings_anything_back() {
                 path.remove(vec![generation(n)]).await.unwrap();
             }
             drop(path);
-            let logs = device.names().into_iter().filter(|name| name.starts_with("removals-"));
-            let logs: Vec<String> = logs.collect();
+            let logs = logs(&device);
             assert_eq!(logs.len(), 2, "{logs:?}");
             of(&device, &logs[file]);
             // And the next start, which begins a log of its own, knows it too.
@@ -379,7 +405,7 @@ async fn a_removal_outlives_the_segments_of_its_time_if_the_copy_was_not_written
     held.insert(100, put(&path, 100).await.unwrap());
     path.remove_unwritten(vec![generation(1)]).await.unwrap();
     let mut n = 101;
-    while path.sealed_count() < 3 {
+    while path.sealed_up_to(u64::MAX) < 3 {
         make_ready(&path, &mut held).await.unwrap();
         held.insert(n, put(&path, n).await.unwrap());
         n += 1;
@@ -408,19 +434,96 @@ async fn a_removal_outlives_the_segments_of_its_time_if_the_copy_was_not_written
 
 #[tokio::test]
 async fn a_log_that_is_damaged_in_both_files_gives_the_path_up() {
-    let device = Simulated::new(14, 64 << 20);
+    type Damage = fn(&Simulated, &str);
+    let damages: [(&str, Damage); 5] = [
+        ("a bit of a page in the midst", |device, log| device.flip(log, (PAGE + 30) * 8)),
+        ("cut within what it said", |device, log| device.truncate(log, 2 * PAGE)),
+        ("cut behind what it said", |device, log| device.truncate(log, 9 * PAGE)),
+        ("empty", |device, log| device.truncate(log, 0)),
+        ("gone", Simulated::lose),
+    ];
+    for (damage, of) in damages {
+        let device = Simulated::new(14, 64 << 20);
+        let (path, ..) = open(&device, Durability::None).await;
+        path.prepare().await.unwrap();
+        for n in 1..=4 {
+            put(&path, n).await.unwrap();
+        }
+        for n in 1..=3 {
+            path.remove(vec![generation(n)]).await.unwrap();
+        }
+        drop(path);
+        for log in logs(&device) {
+            of(&device, &log);
+        }
+        for round in 0..2 {
+            let (path, found, _) = open(&device, Durability::None).await;
+            assert!(found.is_empty(), "{damage}, round {round}");
+            path.prepare().await.unwrap();
+        }
+    }
+}
+
+/// The files of the removal logs.
+fn logs(device: &Simulated) -> Vec<String> {
+    device.names().into_iter().filter(|name| name.starts_with("removals-")).collect()
+}
+
+#[tokio::test]
+async fn a_log_that_somebody_takes_away_or_cuts_while_it_is_used_is_written_anew() {
+    type Damage = fn(&Simulated, &str);
+    let damages: [(&str, Damage); 2] =
+        [("gone", Simulated::lose), ("cut", |device, log| device.truncate(log, PAGE))];
+    for (damage, of) in damages {
+        let device = Simulated::new(22, 64 << 20);
+        let (path, ..) = open(&device, Durability::None).await;
+        path.prepare().await.unwrap();
+        for n in 1..=3 {
+            put(&path, n).await.unwrap();
+        }
+        path.remove(vec![generation(1)]).await.unwrap();
+        for log in logs(&device) {
+            of(&device, &log);
+        }
+        path.remove(vec![generation(2)]).await.unwrap();
+        drop(path);
+        let (_, found, _) = open(&device, Durability::None).await;
+        assert_eq!(found.into_keys().collect::<Vec<_>>(), [3], "{damage}");
+        assert_eq!(logs(&device).len(), 2, "{damage}");
+    }
+}
+
+#[tokio::test]
+async fn a_segment_that_somebody_cuts_loses_what_was_cut_off_and_nothing_else() {
+    let (device, arena) = (Simulated::new(23, 64 << 20), arena());
     let (path, ..) = open(&device, Durability::None).await;
-    path.prepare().await.unwrap();
-    for n in 1..=3 {
-        put(&path, n).await.unwrap();
-        path.remove(vec![generation(n)]).await.unwrap();
+    let mut held = BTreeMap::new();
+    for n in 0..60 {
+        make_ready(&path, &mut held).await.unwrap();
+        held.insert(n, put(&path, n).await.unwrap());
     }
-    drop(path);
-    for log in device.names().into_iter().filter(|name| name.starts_with("removals-")) {
-        device.flip(&log, (PAGE + 30) * 8);
+    let cut = usize::try_from(SEGMENT).unwrap() / 2;
+    device.truncate("segment-000001", cut);
+    let mut lost = 0;
+    for (n, copy) in &held {
+        let ends = copy.offset() + copy.footprint_bytes();
+        let is_cut_off = copy.segment().slot == 1 && ends > cut as u64;
+        match get(&path, &arena, *n, copy).await {
+            Ok(()) => assert!(!is_cut_off, "{n}"),
+            Err(error) => assert!(is_cut_off && error.is_of_the_copy(), "{n}: {error}"),
+        }
+        lost += usize::from(is_cut_off);
     }
-    let (_, found, _) = open(&device, Durability::None).await;
-    assert!(found.is_empty());
+    assert!(lost > 0 && path.is_healthy());
+    // Its place is used again, by a whole file.
+    for n in 60..200 {
+        make_ready(&path, &mut held).await.unwrap();
+        held.insert(n, put(&path, n).await.unwrap());
+    }
+    assert_eq!(device.bytes("segment-000001").len() as u64, SEGMENT);
+    for (n, copy) in held.iter().filter(|(n, _)| **n >= 60) {
+        get(&path, &arena, *n, copy).await.unwrap();
+    }
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@ use super::{
     request::{Driver, OpenFile, Request},
 };
 use bytes::Bytes;
+use rustix::fs::{AtFlags, StatxFlags, statx};
 use std::{io, sync::Arc};
 
 /// A file on a disk.
@@ -93,5 +94,12 @@ impl File for DiskFile {
         let (request, pending) = Request::sync(&self.open);
         self.driver.submit(request);
         pending
+    }
+
+    fn is_whole(&self) -> bool {
+        // Of what the kernel knows: a file system over a network is not asked.
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let stat = statx(&self.open.fd, "", flags, StatxFlags::NLINK | StatxFlags::SIZE);
+        stat.is_ok_and(|stat| stat.stx_nlink > 0 && stat.stx_size == self.len)
     }
 }

@@ -83,6 +83,12 @@ pub enum OpenError {
         /// Of the folder.
         path: PathBuf,
     },
+    /// Something else has its name.
+    #[error("{} is no folder: it is a file, or a link that leads nowhere", path.display())]
+    NoFolder {
+        /// What was named.
+        path: PathBuf,
+    },
     /// The folder itself.
     #[error("{doing} {}", path.display())]
     Disk {
@@ -99,7 +105,7 @@ impl OpenError {
     /// Whether the disk has failed, and not whoever chose the folder.
     pub fn is_of_the_disk(&self) -> bool {
         match self {
-            Self::InUse { .. } => false,
+            Self::InUse { .. } | Self::NoFolder { .. } => false,
             Self::NotMounted { .. } => true,
             Self::NoDriver { by_disk, .. } => *by_disk,
             Self::Disk { source, .. } => is_of_the_disk(source),
@@ -149,7 +155,10 @@ impl DiskFolder {
         if options.mounted && !is_mounted(path).map_err(disk("look for the disk of"))? {
             return Err(OpenError::NotMounted { path: path.to_owned() });
         }
-        fs::create_dir_all(path).map_err(disk("make the folder"))?;
+        fs::create_dir_all(path).map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => OpenError::NoFolder { path: path.to_owned() },
+            _ => disk("make the folder")(error),
+        })?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let folder = rustix::fs::open(path, flags, Mode::empty())
             .map_err(|error| disk("open the folder")(error.into()))?;
@@ -281,11 +290,14 @@ impl Folder for DiskFolder {
 
 /// Whether a folder, or what is there of the way to it, lies on another file system than `/`.
 fn is_mounted(path: &Path) -> io::Result<bool> {
-    let there = path.ancestors().find_map(|above| fs::metadata(above).ok());
-    Ok(match there {
-        Some(there) => there.dev() != fs::metadata("/")?.dev(),
-        None => false,
-    })
+    for above in path.ancestors() {
+        match fs::metadata(above) {
+            Ok(there) => return Ok(there.dev() != fs::metadata("/")?.dev()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error), // Its disk may be there, and have failed.
+        }
+    }
+    Ok(false)
 }
 
 /// Opens a file for reading and writing, past the page cache or not.

@@ -99,6 +99,10 @@ pub trait File: Debug + Send + Sync + 'static {
 
     /// Makes all writes that have ended survive a power loss; it does not wait for others.
     fn sync(&self) -> Pending<()>;
+
+    /// Whether its folder still names it, with the length that it had: nobody has taken it away or cut it. Waits
+    /// for no device.
+    fn is_whole(&self) -> bool;
 }
 
 /// The buffers of a read, filled.

@@ -309,6 +309,9 @@ impl File for SimulatedFile {
             let content = files.get_mut(&self.name).ok_or(io::ErrorKind::NotFound)?;
             for (page, bytes) in (at / PAGE..).zip(bytes.chunks(PAGE)) {
                 if !torn || rng.random_bool(0.5) {
+                    let end = content.now.len().max((page + 1) * PAGE);
+                    content.now.resize(end, 0); // One that was cut grows again.
+                    content.synced.resize(end, 0);
                     content.now[page * PAGE..(page + 1) * PAGE].copy_from_slice(bytes);
                     content.dirty.insert(page);
                 }
@@ -328,7 +331,8 @@ impl File for SimulatedFile {
             let mut at = at;
             for buffer in &mut into {
                 let buffer = buffer.bytes_mut();
-                buffer.copy_from_slice(&content.now[at..at + buffer.len()]);
+                let there = content.now.get(at..at + buffer.len());
+                buffer.copy_from_slice(there.ok_or(io::ErrorKind::UnexpectedEof)?);
                 at += buffer.len();
             }
             if torn { Err(io::Error::from_raw_os_error(libc::EIO)) } else { Ok(into) }
@@ -345,6 +349,11 @@ impl File for SimulatedFile {
             content.dirty.clear();
             Ok(())
         })
+    }
+
+    fn is_whole(&self) -> bool {
+        let device = self.device.0.lock();
+        device.files.get(&self.name).is_some_and(|content| content.now.len() as u64 == self.len)
     }
 }
 

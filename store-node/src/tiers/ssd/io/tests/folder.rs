@@ -42,6 +42,32 @@ fn files_are_made_listed_opened_and_removed_by_name() {
 }
 
 #[test]
+fn a_file_tells_that_somebody_has_cut_it_or_taken_it_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = open(dir.path());
+    let [cut, gone] = ["cut", "gone"].map(|name| folder.create(name, 4 * PAGE as u64).unwrap());
+    assert!(cut.is_whole() && gone.is_whole());
+    let other = std::fs::OpenOptions::new().write(true).open(dir.path().join("cut")).unwrap();
+    other.set_len(PAGE as u64).unwrap();
+    std::fs::remove_file(dir.path().join("gone")).unwrap();
+    assert!(!cut.is_whole() && !gone.is_whole());
+}
+
+#[test]
+fn what_is_no_folder_is_refused_and_left_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let [file, link] = ["file", "link"].map(|name| dir.path().join(name));
+    std::fs::write(&file, "somebody's").unwrap();
+    std::os::unix::fs::symlink(dir.path().join("nowhere"), &link).unwrap();
+    for path in [&file, &link] {
+        let refused = DiskFolder::open(path, &DiskOptions::default()).unwrap_err();
+        assert!(refused.to_string().contains("is no folder"), "{refused}");
+        assert!(!refused.is_of_the_disk());
+    }
+    assert_eq!(std::fs::read(&file).unwrap(), b"somebody's");
+}
+
+#[test]
 fn names_that_are_no_plain_file_names_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let folder = open(dir.path());
