@@ -317,7 +317,8 @@ impl Tiering {
     /// withdrawn. One that is fenced already stays so, for its first reason.
     ///
     /// # Errors
-    /// There is no such path, or the fence cannot be remembered; it stands until the restart then.
+    /// There is no such path, it is being taken in, or the fence cannot be remembered; it stands until the restart
+    /// then.
     pub fn fence(&self, dir: &Path, reason: &str) -> Result<u64, PathError> {
         let member = self.member(dir)?;
         let (withdrawn, remembered) = match member.path() {
@@ -326,7 +327,12 @@ impl Tiering {
                 self.give_up(member, &path)
             }
             // One that could not be opened is not given up before somebody says so.
-            None => (0, self.note_failed(member)),
+            None => {
+                let Ok(_alone) = member.readmission.try_lock() else {
+                    return Err(PathError::InProgress(dir.to_owned()));
+                };
+                (0, self.note_failed(member))
+            }
         };
         let not_remembered = |source| PathError::NotRemembered { dir: dir.to_owned(), source };
         remembered.map(|()| withdrawn).map_err(not_remembered)

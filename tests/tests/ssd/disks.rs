@@ -239,7 +239,7 @@ async fn a_path_that_was_left_out_comes_back_with_all_it_held_unless_something_w
     evict(&master, &held[..1], false).await.unwrap();
     node.daemon.kill().await.unwrap();
     let (node, at) = start(&both).await;
-    let said = "the node ran without this path, and was told to remove parts";
+    let said = "parts were removed by command while this path could not note it";
     until("both paths say that they are empty", async || {
         node.daemon.logged().iter().filter(|line| line.contains(said)).count() == 2
     })

@@ -113,7 +113,8 @@ Examples:
     /// Take a fenced ssd path in again, empty
     ///
     /// What the folder still holds is given up for good: while it was fenced, removals could not be noted
-    /// there. The node goes on serving meanwhile.
+    /// there. The node goes on serving meanwhile. A path that could not be opened when the node started keeps what it
+    /// holds if the node is restarted instead, and nothing was evicted by command meanwhile.
     #[command(after_help = "\
 Examples:
   larderctl node path readmit node-a /mnt/ssd1 --yes")]

@@ -282,7 +282,8 @@ fn may_keep(owner: Owner, settings: &PathSettings, slots: &Slots, removed: &Remo
         Some(last) if owner.last_removal.is_some_and(|removal| removal > last) => {
             tracing::warn!(
                 %path, segments,
-                "the node ran without this path, and was told to remove parts: what the path holds is given up"
+                "parts were removed by command while this path could not note it (it was away, or its disk was full): \
+                 what it holds is given up"
             );
             false
         }
