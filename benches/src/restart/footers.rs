@@ -24,7 +24,7 @@ use larder_store_node::tiers::ssd::{
     slot_name,
 };
 use std::{
-    fs::File,
+    fs::{self, File},
     io,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
@@ -39,17 +39,22 @@ pub(super) async fn measure(
 ) -> Result<Row, BenchError> {
     let home = Home::new(disk, sizes)?;
     bar.set_message(format!("writing footers of {} records", sizes.records));
-    // A first life without the folder, for the node id that segments carry.
-    let nameless = Node::start(&home, false)?;
-    let id = nameless.connect().await?.node();
-    nameless.kill()?;
+    // A first life, for the node id that segments carry, and for a removal log: without one nothing is adopted.
+    let first = Node::start(&home)?;
+    let id = first.connect().await?.node();
+    within(first.writes(home.ssd())).await?;
+    first.kill()?;
     let dir = home.ssd().to_owned();
-    let written = spawn_blocking(move || Synthetic::new(dir, id, sizes).write_all()).await?;
+    let write = move || {
+        remove_segments(&dir)?;
+        Synthetic::new(dir, id, sizes).write_all()
+    };
+    let written = spawn_blocking(write).await?;
     written.map_err(BenchError::io("write synthetic segments"))?;
     let plain = PlainRead::of(home.ssd()).map_err(BenchError::io("look at the segments"))?;
 
     bar.set_message("starting the node");
-    let node = Node::start(&home, true)?;
+    let node = Node::start(&home)?;
     let adopted = within(node.adopted()).await?;
     let cpu_seconds = node.cpu_seconds();
     bar.set_message(format!("looking {} records up", sizes.records));
@@ -59,6 +64,17 @@ pub(super) async fn measure(
     let row = Row::new(What::Footers, sizes.records, sizes, &warm, &plain)?;
     home.remove()?;
     Ok(row)
+}
+
+/// Those that a life made ready and nobody filled.
+fn remove_segments(dir: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with("segment-") {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 /// Segments as a node would have filled them, one record behind the other.

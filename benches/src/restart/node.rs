@@ -6,7 +6,7 @@ use crate::{
     error::BenchError,
 };
 use larder_client::connection::{Connection, Identity, Socket};
-use larder_store_node::metrics::ADOPTING_PATHS;
+use larder_store_node::{metrics::ADOPTING_PATHS, tiers::ssd::slot_name};
 use std::{
     path::{Path, PathBuf},
     time::Duration,
@@ -79,11 +79,12 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// Starts a life that writes all it is given to the ssd, if `with_ssd`.
-    pub(super) fn start(home: &Home, with_ssd: bool) -> Result<Self, BenchError> {
+    /// Starts a life that writes all it is given to the ssd.
+    pub(super) fn start(home: &Home) -> Result<Self, BenchError> {
         let dir = home.dir.path();
         let socket = dir.join("node.sock");
-        let mut args = vec![
+        let (folder, capacity) = (home.ssd().display().to_string(), home.capacity_mib);
+        let args = [
             format!("--state_dir={}", dir.join("node").display()),
             "--masters=".to_owned(),
             format!("--local.socket={}", socket.display()),
@@ -92,15 +93,11 @@ impl Node {
             "--metrics.listen=127.0.0.1:0".to_owned(),
             format!("--dram.capacity={DRAM_MIB}MiB"),
             "--log.level=warn".to_owned(),
+            format!("--ssd.path=[{{dir = {folder:?}, capacity = \"{capacity}MiB\"}}]"),
+            format!("--ssd.segment={}MiB", home.segment_bytes >> 20),
+            "--ssd.admit=all".to_owned(),
+            format!("--ssd.write_queue={QUEUE_MIB}MiB"),
         ];
-        if with_ssd {
-            let folder = home.ssd().display().to_string();
-            let capacity = home.capacity_mib;
-            args.push(format!("--ssd.path=[{{dir = {folder:?}, capacity = \"{capacity}MiB\"}}]"));
-            args.push(format!("--ssd.segment={}MiB", home.segment_bytes >> 20));
-            args.push("--ssd.admit=all".to_owned());
-            args.push(format!("--ssd.write_queue={QUEUE_MIB}MiB"));
-        }
         let started = Instant::now();
         let mut process = Child::start("larder-node", &child::sibling("larder-node")?, &args, dir)?;
         let metrics = process.announced("metrics")?;
@@ -149,6 +146,17 @@ impl Node {
                 }
             }
         }
+    }
+
+    /// Ends when it has made a segment ready in this folder.
+    pub(super) async fn writes(&self, ssd: &Path) -> Result<(), BenchError> {
+        let mut ticks = interval(ASK_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let ready = ssd.join(slot_name(0));
+        while !ready.exists() {
+            ticks.tick().await;
+        }
+        Ok(())
     }
 
     /// kill -9.

@@ -25,7 +25,7 @@ pub(super) async fn measure(
 ) -> Result<Row, BenchError> {
     let home = Home::new(disk, sizes)?;
     bar.set_message(format!("putting {} records", sizes.records));
-    let node = Node::start(&home, true)?;
+    let node = Node::start(&home)?;
     let parts = Parts::of(&node, sizes.len).await?;
     parts.put_all(0..sizes.records).await?;
     let had = parts.on_ssd(0..sizes.records).await?;
@@ -37,7 +37,7 @@ pub(super) async fn measure(
     let plain = PlainRead::of(home.ssd()).map_err(BenchError::io("look at the segments"))?;
 
     bar.set_message("starting the node again");
-    let node = Node::start(&home, true)?;
+    let node = Node::start(&home)?;
     let (first_answer, adopted) =
         within(async { tokio::try_join!(first_answer(&node, sizes.len, &had), node.adopted()) })
             .await?;

@@ -10,7 +10,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-/// Between two rounds in the background, and between two looks at a path that is fenced.
+/// Before each round in the background, and between two looks at a path that is fenced.
 const BETWEEN_ROUNDS: Duration = Duration::from_secs(60);
 
 /// How far a scrub has come, and what it found.
@@ -51,10 +51,13 @@ pub enum ScrubError {
     Ssd(#[from] SsdError),
 }
 
-/// Scrubs a path over and over, slowly, until `stop`. Waits while it is fenced.
+/// Scrubs a path over and over, slowly, until `stop`. Waits until all paths are adopted, and while this one is fenced.
 pub(super) async fn run(tiering: Arc<Tiering>, member: Arc<Member>, stop: CancellationToken) {
     let rounds = async {
+        // A restart reads every footer already, and is to be over soon.
+        tiering.adopted().await;
         loop {
+            sleep(BETWEEN_ROUNDS).await;
             let mut pace = Pace::new(Some(tiering.settings.scrub_rate));
             let path = member.path().filter(|path| path.is_healthy());
             if let Some(path) = path {
@@ -68,7 +71,6 @@ pub(super) async fn run(tiering: Arc<Tiering>, member: Arc<Member>, stop: Cancel
                     Err(error) => tracing::debug!(path = %name, %error, "a scrub ended early"),
                 }
             }
-            sleep(BETWEEN_ROUNDS).await;
         }
     };
     stop.run_until_cancelled(rounds).await;
