@@ -4,7 +4,6 @@ use crate::{
     advice::AdviceOptions,
     catalog::{Admit, Watermarks},
     eviction::PolicyName,
-    state::is_one_line,
     tiering::{Promote, TieringSettings},
     tiers::{
         dram::Arena,
@@ -357,7 +356,7 @@ impl SsdConfig {
                 .key(format!("ssd.path[{i}].dir"))
                 .must(one.dir.is_absolute(), "be an absolute path")
                 .must(
-                    one.dir.to_str().is_some_and(is_one_line),
+                    one.dir.to_str().is_some_and(|name| !name.contains(char::is_control)),
                     "have no line break or other control character in it",
                 )
                 .must(

@@ -1,17 +1,18 @@
-//! What a node remembers over restarts: its id, its last incarnation, the highest term it has seen, the ssd paths
-//! that have failed, and the last life in which something was removed by command.
+//! What a node remembers over restarts: its id, its last incarnation, the highest term it has seen, the uses
+//! of ssd paths that have failed, and the last life in which something was removed by command.
 //!
 //! One small text file each, replaced as a whole (write beside, sync, rename, sync the folder), so a crash
 //! leaves the old or the new one. A file that cannot be understood stops the node: guessing an identity
 //! would be worse.
 
-use crate::inventory::terms::TermStore;
+use crate::{inventory::terms::TermStore, tiers::ssd::UseId};
 use larder_proto::{
     ids::Term,
     ids::{ClusterId, Incarnation, NodeId},
 };
 use rustix::fs::{FlockOperation, flock};
 use std::{
+    collections::HashSet,
     fs::{self, File},
     io::{self, Write},
     path::{Path, PathBuf},
@@ -83,40 +84,27 @@ impl StateDir {
         write(&self.path, "last_removal", &life.to_string())
     }
 
-    /// Folders that failed in an earlier life: what they hold may have been removed since, and must not
-    /// come back.
-    pub fn failed_paths(&self) -> io::Result<Vec<PathBuf>> {
-        let text = read_whole(&self.path, "failed_paths")?.unwrap_or_default();
-        let folders: Vec<_> = text.lines().map(PathBuf::from).collect();
-        if folders.iter().any(|folder| !folder.is_absolute()) {
-            return Err(bad(&self.path, "failed_paths", "must name one absolute folder a line"));
+    /// Uses of ssd paths that have failed: what they left may have been removed since, and must not come back.
+    pub fn failed_uses(&self) -> io::Result<HashSet<UseId>> {
+        let text = read(&self.path, FAILED)?.unwrap_or_default();
+        let uses = text.lines().map(|line| u64::from_str_radix(line, 16).map(UseId));
+        uses.collect::<Result<_, _>>().map_err(|error| {
+            bad(&self.path, FAILED, format_args!("must be a number in hex each line: {error}"))
+        })
+    }
+
+    /// Notes uses that have failed, for good: their folders may come back at any time, by any name.
+    pub fn note_failed(&self, uses: &[UseId]) -> io::Result<()> {
+        let mut failed: Vec<UseId> = self.failed_uses()?.into_iter().collect();
+        let known = failed.len();
+        failed.extend(uses);
+        failed.sort_unstable();
+        failed.dedup();
+        if failed.len() == known {
+            return Ok(());
         }
-        Ok(folders)
-    }
-
-    /// Notes a folder that has failed, by its [`place_of`].
-    pub fn note_failed(&self, place: &Path) -> io::Result<()> {
-        let mut failed = self.failed_paths()?;
-        if !failed.iter().any(|known| known == place) {
-            failed.push(place.to_owned());
-        }
-        self.write_failed(&failed)
-    }
-
-    /// A folder was emptied, and may be used again.
-    pub fn note_emptied(&self, place: &Path) -> io::Result<()> {
-        let mut failed = self.failed_paths()?;
-        failed.retain(|known| known != place);
-        self.write_failed(&failed)
-    }
-
-    /// Remembers these folders as the failed ones, and no others.
-    pub fn write_failed(&self, failed: &[PathBuf]) -> io::Result<()> {
-        let lines: Option<Vec<_>> = failed.iter().map(|folder| folder.to_str()).collect();
-        let lines = lines.filter(|lines| lines.iter().all(|line| is_one_line(line)));
-        let lines = lines
-            .ok_or_else(|| bad(&self.path, "failed_paths", "a folder's name is no line of text"))?;
-        write(&self.path, "failed_paths", &lines.join("\n"))
+        let lines: Vec<_> = failed.iter().map(|UseId(id)| format!("{id:016x}")).collect();
+        write(&self.path, FAILED, &lines.join("\n"))
     }
 
     /// Where the highest term is kept.
@@ -125,18 +113,8 @@ impl StateDir {
     }
 }
 
-/// The one name of a folder, whatever links and detours its path takes: of that part of it which is there.
-pub fn place_of(dir: &Path) -> PathBuf {
-    let there = dir.ancestors().find_map(|above| Some((above, fs::canonicalize(above).ok()?)));
-    let rest = there.and_then(|(above, place)| Some(place.join(dir.strip_prefix(above).ok()?)));
-    // What is all there gets no separator at its end.
-    rest.map_or_else(|| dir.to_owned(), |place| place.components().collect())
-}
-
-/// Whether a name can be remembered.
-pub fn is_one_line(name: &str) -> bool {
-    !name.contains(char::is_control)
-}
+/// Names failed uses of ssd paths.
+const FAILED: &str = "failed_uses";
 
 struct TermFile(PathBuf);
 
@@ -174,11 +152,17 @@ fn read_whole(dir: &Path, name: &str) -> io::Result<Option<String>> {
 
 fn write(dir: &Path, name: &str, text: &str) -> io::Result<()> {
     let beside = dir.join(format!("{name}.new"));
-    let mut file = File::create(&beside)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&beside, dir.join(name))?;
-    File::open(dir)?.sync_all()
+    let written = || {
+        let mut file = File::create(&beside)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&beside, dir.join(name))?;
+        File::open(dir)?.sync_all()
+    };
+    written().map_err(|error| {
+        let path = dir.join(name);
+        io::Error::new(error.kind(), format!("write {} (state_dir): {error}", path.display()))
+    })
 }
 
 fn bad(dir: &Path, name: &str, rule: impl std::fmt::Display) -> io::Error {
@@ -223,27 +207,14 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_folder_is_known_by_any_name_and_for_as_long_as_it_is_not_emptied() {
+    fn failed_uses_are_remembered_for_good() {
         let dir = tempfile::tempdir().unwrap();
-        let root = fs::canonicalize(dir.path()).unwrap();
-        let state = StateDir::open(&root.join("state")).unwrap();
-        let [real, link, other] = ["real", "link", "other"].map(|name| root.join(name));
-        for made in [&real, &other] {
-            fs::create_dir(made).unwrap();
-        }
-        std::os::unix::fs::symlink(&real, &link).unwrap();
-        let detour = root.join("other/../real");
-        for name in [&real, &link, &detour] {
-            assert_eq!(place_of(name), real);
-        }
-        assert_eq!(place_of(&link.join("new")), real.join("new"), "what is not there yet");
-
-        state.note_failed(&place_of(&link)).unwrap();
-        let knows = |name: &Path| state.failed_paths().unwrap().contains(&place_of(name));
-        assert!(knows(&real) && knows(&link) && knows(&detour) && !knows(&other));
-        state.note_emptied(&place_of(&detour)).unwrap();
-        assert!(!knows(&real) && !knows(&link));
-        assert!(state.note_failed(Path::new("/two\nlines")).is_err());
+        let state = StateDir::open(dir.path()).unwrap();
+        assert!(state.failed_uses().unwrap().is_empty());
+        let [one, two, three] = [0x0123_4567_89ab_cdef, 2, u64::MAX].map(UseId);
+        state.note_failed(&[one, two]).unwrap();
+        state.note_failed(&[two, three]).unwrap();
+        assert_eq!(state.failed_uses().unwrap(), [one, two, three].into());
     }
 
     #[test]
@@ -254,7 +225,7 @@ mod tests {
             fs::write(dir.path().join(name), bytes).unwrap();
             let error = match name {
                 "incarnation" => state.next_incarnation().unwrap_err(),
-                "failed_paths" => state.failed_paths().unwrap_err(),
+                FAILED => state.failed_uses().unwrap_err(),
                 _ => state.node_id().unwrap_err(),
             };
             let (said, file) = (error.to_string(), dir.path().join(name).display().to_string());
@@ -262,7 +233,7 @@ mod tests {
         };
         assert!(said("incarnation", b"x").contains("must be a whole number"));
         assert!(said("node_id", b"x").contains("must be the id of a node"));
-        assert!(said("failed_paths", b"/a\xff").contains("must be text"));
-        assert!(said("failed_paths", b"rubbish").contains("must name one absolute folder a line"));
+        assert!(said(FAILED, b"/a\xff").contains("must be text"));
+        assert!(said(FAILED, b"rubbish").contains("must be a number in hex each line"));
     }
 }

@@ -21,7 +21,7 @@ use larder_store_node::{
     tiers::{
         dram::{Arena, DramCopy},
         ssd::{
-            Durability, Owner, PathSettings, SsdCopy, SsdPath,
+            Durability, Owner, PathSettings, SsdCopy, SsdPath, UseId,
             io::{Area, DiskFolder, DiskOptions, DriverChoice, Folder},
         },
     },
@@ -100,10 +100,7 @@ impl PathHost for NoHost {
     fn open(&self, _: &Path) -> io::Result<Arc<dyn Folder>> {
         Err(io::ErrorKind::Unsupported.into())
     }
-    fn note_failed(&self, _: &Path) -> io::Result<()> {
-        Ok(())
-    }
-    fn note_emptied(&self, _: &Path) -> io::Result<()> {
+    fn note_failed(&self, _: &[UseId]) -> io::Result<()> {
         Ok(())
     }
 }
@@ -135,7 +132,7 @@ impl Tier {
             deadline: Duration::from_secs(60),
         };
         let owner = Owner { node: NodeId::from_bytes([9; 16]), life: LIFE, last_removal: None };
-        let opened = SsdPath::open(owner, Arc::new(folder), settings, true).await;
+        let opened = SsdPath::open(owner, Arc::new(folder), settings, Arc::default()).await;
         let (path, adoption) =
             opened.map_err(io::Error::other).map_err(BenchError::io("open the path"))?;
         let log = Arc::new(ChangeLog::new(Arc::new(PartSets::new(64)), 1 << 16));

@@ -74,6 +74,7 @@ pub async fn run(config: NodeConfig, context: Context) -> Result<(), TaskError> 
         [] => (None, Vec::new()),
         _ => {
             let last_removal = state.last_removal()?;
+            refuse_if_later(last_removal, incarnation, &config.state_dir)?;
             let owner = Owner { node: id, life: incarnation, last_removal };
             let opening = ssds::open(&config, owner, &catalog, &state, &context);
             let Some(opened) = context.stop.run_until_cancelled(opening).await else {
@@ -251,6 +252,16 @@ async fn keep_registered(node: Arc<Node>, stop: CancellationToken) -> Result<(),
 fn host_name() -> String {
     let name = rustix::system::uname();
     name.nodename().to_string_lossy().into_owned()
+}
+
+/// A removal in a life that is yet to come: nothing could be kept until then.
+fn refuse_if_later(last: Option<Incarnation>, life: Incarnation, state: &Path) -> io::Result<()> {
+    if last.is_none_or(|last| last < life) {
+        return Ok(());
+    }
+    let file = state.join("last_removal");
+    let why = format!("{} is damaged: must name a life before this one, {life}", file.display());
+    Err(io::Error::new(io::ErrorKind::InvalidData, why))
 }
 
 /// The error of a path that the configuration names, with the key that names another.

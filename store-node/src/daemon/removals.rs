@@ -7,8 +7,9 @@ use crate::{
 };
 use larder_daemon::run::chain;
 use larder_proto::ids::Incarnation;
+use parking_lot::Mutex;
 use std::{io, sync::Arc};
-use tokio::{sync::OnceCell, task::spawn_blocking};
+use tokio::task::spawn_blocking;
 
 /// The node, and that it was told to remove something in this life: an ssd path that takes no part in it cannot
 /// note that itself.
@@ -16,25 +17,33 @@ pub(super) struct Remembering {
     node: Arc<Node>,
     state: Arc<StateDir>,
     life: Incarnation,
-    noted: OnceCell<()>,
+    /// Held while it is noted.
+    noting: Arc<Mutex<()>>,
 }
 
 impl Remembering {
     pub(super) fn new(node: Arc<Node>, state: Arc<StateDir>, life: Incarnation) -> Self {
-        Self { node, state, life, noted: OnceCell::new() }
+        Self { node, state, life, noting: Arc::default() }
     }
 
+    /// Looks each time whether it is noted: whoever takes the file away takes it from one removal at most.
     async fn note(&self) -> io::Result<()> {
-        let (state, life) = (Arc::clone(&self.state), self.life);
-        spawn_blocking(move || state.note_removal(life)).await.map_err(io::Error::other)?
+        let (state, life, noting) = (Arc::clone(&self.state), self.life, Arc::clone(&self.noting));
+        let note = move || {
+            let _alone = noting.lock();
+            match state.last_removal()? {
+                Some(last) if last == life => Ok(()),
+                _ => state.note_removal(life),
+            }
+        };
+        spawn_blocking(note).await.map_err(io::Error::other)?
     }
 }
 
 impl CommandSink for Remembering {
     async fn evict(&self, eviction: Eviction) -> Result<Evicted, String> {
         if !eviction.dry_run {
-            let noted = self.noted.get_or_try_init(|| self.note()).await;
-            noted.map_err(|error| {
+            self.note().await.map_err(|error| {
                 format!(
                     "nothing was removed: it cannot be remembered over a restart: {}",
                     chain(&error)

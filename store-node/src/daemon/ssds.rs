@@ -6,10 +6,10 @@
 use crate::{
     catalog::Catalog,
     config::{NodeConfig, SsdPathConfig},
-    state::{StateDir, is_one_line, place_of},
+    state::StateDir,
     tiering::{Member, PathHost, Tiering},
     tiers::ssd::{
-        Adoption, Owner, PathSettings, SsdPath, Steps, in_steps,
+        Adoption, Owner, PathSettings, SsdPath, Steps, UseId, in_steps,
         io::{DiskFolder, DiskOptions, Folder, OpenError},
     },
 };
@@ -17,7 +17,7 @@ use futures_util::future::join_all;
 use larder_daemon::{Context, TaskError, config::ByteSize, run::chain};
 use parking_lot::Mutex;
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fs, io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
@@ -36,7 +36,7 @@ pub(super) async fn open(
     state: &Arc<StateDir>,
     context: &Context,
 ) -> Result<(Arc<Tiering>, Vec<Adoption>), TaskError> {
-    let failed = settle_failed(state, config.ssd.deadline.get()).await?;
+    let failed = Arc::new(state.failed_uses()?);
     let all = &config.ssd.path;
     let dirs: Vec<_> = all.iter().map(|one| one.dir.display().to_string()).collect();
     context.health.starting(format!("opening {}", dirs.join(", ")));
@@ -50,32 +50,28 @@ pub(super) async fn open(
     let mut paths = HashMap::new();
     let opening = all.iter().zip(found).map(|(one, found)| {
         let options = config.ssd.disk_options(one, catalog.arena());
-        paths.insert(one.dir.clone(), HostPath { place: found.place.clone(), options });
-        let (keep, settings) = (!failed.contains(&found.place), config.ssd.path_settings(one));
+        paths.insert(one.dir.clone(), options);
+        let (failed, settings) = (Arc::clone(&failed), config.ssd.path_settings(one));
         async move {
             let opened = match found.folder {
-                Ok(folder) => open_path(owner, folder, settings.clone(), keep).await,
+                Ok(folder) => open_path(owner, folder, settings.clone(), failed).await,
                 Err(why) => Err(why),
             };
-            (found.place, keep, settings, opened)
+            (settings, opened)
         }
     });
     let opening: Vec<_> = opening.collect();
     let opened = join_all(opening).await;
-    for (index, (_, _, settings, opened)) in opened.iter().enumerate() {
+    for (index, (settings, opened)) in opened.iter().enumerate() {
         if let Err(NotOpened { why, by_disk: false }) = opened {
             return Err(refusal(index, &settings.name, why).into());
         }
     }
     let (mut members, mut adoptions) = (Vec::new(), Vec::new());
-    for (place, keep, settings, opened) in opened {
+    for (settings, opened) in opened {
         let path = settings.name.display();
         match opened {
             Ok((opened, adoption)) => {
-                if !keep {
-                    warn!(%path, "the path had failed: it starts empty");
-                    state.note_emptied(&place)?;
-                }
                 members.push(Member::from(opened).adopting(&adoption));
                 adoptions.push(adoption);
             }
@@ -99,7 +95,7 @@ fn refusal(index: usize, dir: &Path, why: &str) -> io::Error {
     io::Error::other(format!("open ssd.path[{index}].dir = {}: {why}", dir.display()))
 }
 
-/// Whether each path has a folder of its own, with a name that can be remembered. Of folders that lie in each other
+/// Whether each path has a folder of its own. Of folders that lie in each other
 /// the outer one's capacity would hold for the inner one too.
 fn all_apart(all: &[SsdPathConfig], found: &[Found], state: &Path) -> io::Result<()> {
     let state = place_of(state);
@@ -123,10 +119,6 @@ fn all_apart(all: &[SsdPathConfig], found: &[Found], state: &Path) -> io::Result
             );
             return Err(refusal(index, &one.dir, &why));
         }
-        if !this.place.to_str().is_some_and(is_one_line) {
-            let why = format!("it leads to {:?}, whose name is no line of text", this.place);
-            return Err(refusal(index, &one.dir, &why));
-        }
         let is_same = |other: &Found| this.identity.is_some() && other.identity == this.identity;
         if let Some(other) = found[..index].iter().position(is_same) {
             let of_other = all[other].dir.display();
@@ -139,25 +131,9 @@ fn all_apart(all: &[SsdPathConfig], found: &[Found], state: &Path) -> io::Result
     Ok(())
 }
 
-/// The folders that have failed in earlier lives, each by its one name where its disk tells that now. An earlier
-/// version remembered them as the configuration called them, and so does this one where a disk does not answer.
-async fn settle_failed(state: &StateDir, limit: Duration) -> io::Result<Vec<PathBuf>> {
-    let known = state.failed_paths()?;
-    let mut settled = Vec::new();
-    for dir in &known {
-        let of = dir.clone();
-        let place = in_steps(limit, move |_| place_of(&of)).await;
-        settled.push(place.unwrap_or_else(|_| dir.clone()));
-    }
-    if settled != known {
-        state.write_failed(&settled)?;
-    }
-    Ok(settled)
-}
-
 /// A folder as it was found.
 struct Found {
-    /// Its one name: by this it is known when it fails, so it is asked for while the disk still tells.
+    /// Its one name.
     place: PathBuf,
     /// Device and number: each folder is told from the others by these, as its path may take another way to it.
     identity: Option<(u64, u64)>,
@@ -209,9 +185,9 @@ async fn open_path(
     owner: Owner,
     folder: DiskFolder,
     settings: PathSettings,
-    keep: bool,
+    failed: Arc<HashSet<UseId>>,
 ) -> Result<(Arc<SsdPath>, Adoption), NotOpened> {
-    SsdPath::open(owner, Arc::new(folder), settings, keep).await.map_err(|error| {
+    SsdPath::open(owner, Arc::new(folder), settings, failed).await.map_err(|error| {
         let by_disk = error.is_of_the_disk();
         NotOpened { why: chain(&error), by_disk }
     })
@@ -220,21 +196,16 @@ async fn open_path(
 /// What the ssd tier needs of this process.
 struct SsdHost {
     state: Arc<StateDir>,
-    /// By their names.
-    paths: HashMap<PathBuf, HostPath>,
-    /// Held while the list of failed paths is read and written.
+    /// How each is read and written.
+    paths: HashMap<PathBuf, DiskOptions>,
+    /// Held while the list of failed uses is read and written.
     noting: Mutex<()>,
-}
-
-struct HostPath {
-    /// Where it was found to be when the node started.
-    place: PathBuf,
-    options: DiskOptions,
 }
 
 impl PathHost for SsdHost {
     fn open(&self, dir: &Path) -> io::Result<Arc<dyn Folder>> {
-        match DiskFolder::open(dir, &self.path(dir)?.options) {
+        let options = self.paths.get(dir).ok_or(io::ErrorKind::NotFound)?;
+        match DiskFolder::open(dir, options) {
             Ok(folder) => Ok(Arc::new(folder)),
             Err(error @ OpenError::InUse { holder, .. }) => {
                 // The lock of a folder is that of its last use until its last request has ended.
@@ -249,25 +220,18 @@ impl PathHost for SsdHost {
         }
     }
 
-    fn note_failed(&self, dir: &Path) -> io::Result<()> {
+    fn note_failed(&self, uses: &[UseId]) -> io::Result<()> {
         let _alone = self.noting.lock();
-        self.state.note_failed(&self.path(dir)?.place)
-    }
-
-    fn note_emptied(&self, dir: &Path) -> io::Result<()> {
-        // Its disk has just answered: a name that it had in an earlier life is known now. Asked for before the lock,
-        // as it may hang all the same.
-        let place = place_of(dir);
-        let _alone = self.noting.lock();
-        self.state.note_emptied(&place)?;
-        self.state.note_emptied(&self.path(dir)?.place)
+        self.state.note_failed(uses)
     }
 }
 
-impl SsdHost {
-    fn path(&self, dir: &Path) -> io::Result<&HostPath> {
-        self.paths.get(dir).ok_or_else(|| io::ErrorKind::NotFound.into())
-    }
+/// The one name of a folder, whatever links and detours its path takes: of that part of it which is there.
+fn place_of(dir: &Path) -> PathBuf {
+    let there = dir.ancestors().find_map(|above| Some((above, fs::canonicalize(above).ok()?)));
+    let rest = there.and_then(|(above, place)| Some(place.join(dir.strip_prefix(above).ok()?)));
+    // What is all there gets no separator at its end.
+    rest.map_or_else(|| dir.to_owned(), |place| place.components().collect())
 }
 
 #[cfg(test)]
@@ -304,20 +268,5 @@ mod tests {
             let why = said(&["one"], state).unwrap_err();
             assert!(why.contains("ssd.path[0].dir") && why.contains("state_dir"), "{why}");
         }
-    }
-
-    #[tokio::test]
-    async fn a_failed_folder_is_known_however_an_earlier_life_called_it() {
-        let dir = tempfile::tempdir().unwrap();
-        let root = fs::canonicalize(dir.path()).unwrap();
-        let state = StateDir::open(&root.join("state")).unwrap();
-        let (real, link) = (root.join("real"), root.join("link"));
-        fs::create_dir(&real).unwrap();
-        std::os::unix::fs::symlink(&real, &link).unwrap();
-        state.note_failed(&link).unwrap(); // As configured: its disk did not tell.
-        let settled = settle_failed(&state, Duration::from_secs(60)).await.unwrap();
-        assert_eq!(settled, std::slice::from_ref(&real));
-        state.note_emptied(&real).unwrap();
-        assert!(state.failed_paths().unwrap().is_empty());
     }
 }

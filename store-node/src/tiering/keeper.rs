@@ -136,7 +136,7 @@ impl Tiering {
         member: &Member,
         path: &Arc<SsdPath>,
     ) -> (u64, std::io::Result<()>) {
-        let remembered = self.note_failed(member);
+        let remembered = self.note_failed(member, path.uses());
         let is_of = |copy: &SsdCopy| copy.segment().is_of(path);
         let withdrawn = self.withdraw_all(is_of);
         self.catalog.drop_left_behind(is_of);

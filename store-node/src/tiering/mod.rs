@@ -24,7 +24,7 @@ pub use scrub::{ScrubCounts, ScrubError};
 use crate::{
     catalog::{Admit, Catalog, OnSsd, PartRead},
     metrics,
-    tiers::ssd::{Adoption, AdoptionCounts, SsdCopy, SsdError, SsdPath},
+    tiers::ssd::{Adoption, AdoptionCounts, SsdCopy, SsdError, SsdPath, UseId},
 };
 use larder_proto::{Generation, PartName};
 use std::{
@@ -315,17 +315,18 @@ impl Tiering {
 
     /// Notes that a path has failed, if that is still to be noted.
     fn remember_failure(&self, member: &Member) -> io::Result<()> {
-        match member.not_remembered.load(Ordering::Relaxed) {
-            true => self.note_failed(member),
-            false => Ok(()),
-        }
+        let left = member.not_remembered.lock().clone();
+        if left.is_empty() { Ok(()) } else { self.note_failed(member, &left) }
     }
 
-    /// Remembers that what a path holds is given up. Until that has succeeded no removal is acknowledged.
-    fn note_failed(&self, member: &Member) -> io::Result<()> {
-        let noted = self.host.note_failed(&member.settings().name);
-        member.not_remembered.store(noted.is_err(), Ordering::Relaxed);
+    /// Remembers that what these uses of a path hold is given up. Until that has succeeded no removal is
+    /// acknowledged.
+    fn note_failed(&self, member: &Member, uses: &[UseId]) -> io::Result<()> {
+        let noted = self.host.note_failed(uses);
+        let mut left = member.not_remembered.lock();
+        left.retain(|one| !uses.contains(one));
         if let Err(error) = &noted {
+            left.extend(uses);
             let path = member.settings().name.display();
             tracing::error!(%error, %path, "a failed path cannot be remembered");
         }
@@ -354,7 +355,7 @@ impl Tiering {
             if let Err(error) = noted {
                 tracing::warn!(%error, "removals could not be noted on a path");
                 member.missed(unplaced, false);
-                return self.note_failed(member);
+                return self.note_failed(member, path.uses());
             }
             return Ok(());
         }

@@ -21,8 +21,7 @@
 
 use super::Tiering;
 use crate::tiers::ssd::{
-    Adoption, AdoptionCounts, Health, OpenError, Owner, PathCounters, PathSettings, SsdPath,
-    in_steps,
+    Adoption, AdoptionCounts, Health, OpenError, Owner, PathCounters, PathSettings, SsdPath, UseId,
     io::{DriverInUse, Folder},
 };
 use larder_proto::Generation;
@@ -30,10 +29,7 @@ use parking_lot::Mutex;
 use std::{
     io,
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
     time::Duration,
 };
 use tokio::{
@@ -53,17 +49,11 @@ pub trait PathHost: Send + Sync + 'static {
     /// process uses it.
     fn open(&self, dir: &Path) -> io::Result<Arc<dyn Folder>>;
 
-    /// Remembers over restarts that what the path holds is given up.
+    /// Remembers for good that what these uses of a path have left is given up, wherever its folder lies.
     ///
     /// # Errors
     /// It cannot be remembered.
-    fn note_failed(&self, dir: &Path) -> io::Result<()>;
-
-    /// The path was emptied, and what it holds from now on is kept.
-    ///
-    /// # Errors
-    /// It cannot be remembered: a restart will empty the path.
-    fn note_emptied(&self, dir: &Path) -> io::Result<()>;
+    fn note_failed(&self, uses: &[UseId]) -> io::Result<()>;
 }
 
 /// Why a path was not fenced or not taken in again.
@@ -145,8 +135,8 @@ pub struct Member {
     pub(super) adoption: Mutex<AdoptionProgress>,
     /// Held by a scrub on demand.
     pub(super) scrub: tokio::sync::Mutex<()>,
-    /// It could not note a removal, and the node could not remember that.
-    pub(super) not_remembered: AtomicBool,
+    /// Uses that have failed, which the node could not remember.
+    pub(super) not_remembered: Mutex<Vec<UseId>>,
 }
 
 #[derive(Debug)]
@@ -191,7 +181,7 @@ impl Member {
             readmission: tokio::sync::Mutex::default(),
             adoption: adoption.into(),
             scrub: tokio::sync::Mutex::default(),
-            not_remembered: AtomicBool::new(false),
+            not_remembered: Mutex::default(),
         }
     }
 
@@ -314,26 +304,16 @@ impl Tiering {
     }
 
     /// Takes a path out of use: everything on it is withdrawn, and never adopted again. How many copies were
-    /// withdrawn. One that is fenced already stays so, for its first reason.
+    /// withdrawn. One that is fenced already stays so, for its first reason; what one holds that could not be opened
+    /// is not given up for that.
     ///
     /// # Errors
-    /// There is no such path, it is being taken in, or the fence cannot be remembered; it stands until the restart
-    /// then.
+    /// There is no such path, or the fence cannot be remembered; it stands until the restart then.
     pub fn fence(&self, dir: &Path, reason: &str) -> Result<u64, PathError> {
         let member = self.member(dir)?;
-        let (withdrawn, remembered) = match member.path() {
-            Some(path) => {
-                path.fence(reason);
-                self.give_up(member, &path)
-            }
-            // One that could not be opened is not given up before somebody says so.
-            None => {
-                let Ok(_alone) = member.readmission.try_lock() else {
-                    return Err(PathError::InProgress(dir.to_owned()));
-                };
-                (0, self.note_failed(member))
-            }
-        };
+        let Some(path) = member.path() else { return Ok(0) };
+        path.fence(reason);
+        let (withdrawn, remembered) = self.give_up(member, &path);
         let not_remembered = |source| PathError::NotRemembered { dir: dir.to_owned(), source };
         remembered.map(|()| withdrawn).map_err(not_remembered)
     }
@@ -366,15 +346,9 @@ impl Tiering {
         let (settings, counters) = (member.settings.clone(), Arc::clone(&member.counters));
         let path =
             SsdPath::open_empty(member.owner, folder, settings, counters).await.map_err(open)?;
-        let (host, of) = (Arc::clone(&self.host), dir.to_owned());
-        let noted = in_steps(member.settings.deadline, move |_| host.note_emptied(&of)).await;
-        if let Err(source) = noted.and_then(|noted| noted) {
-            return Err(PathError::NotRemembered { dir: dir.to_owned(), source });
-        }
-        member.not_remembered.store(false, Ordering::Relaxed); // What could come back is gone.
         self.measure_anew(member);
-        if let Err(error) = member.join(path).await {
-            let _ = self.note_failed(member);
+        if let Err(error) = member.join(Arc::clone(&path)).await {
+            let _ = self.note_failed(member, path.uses());
             return Err(open(io::Error::other(error).into()));
         }
         tracing::info!(path = %dir.display(), "ssd path taken in again, empty");

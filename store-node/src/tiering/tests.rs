@@ -33,7 +33,7 @@ const SEGMENT: u64 = 64 * PAGE as u64;
 struct Life {
     catalog: Arc<Catalog>,
     tiering: Arc<Tiering>,
-    failures: Arc<parking_lot::Mutex<Vec<String>>>,
+    failures: Arc<parking_lot::Mutex<Vec<UseId>>>,
     forgetful: Arc<AtomicBool>,
     /// Numbers of parts that only take room.
     others: AtomicU64,
@@ -43,7 +43,7 @@ struct Life {
 /// Disks by number, and the paths of which it is remembered that they failed.
 struct Host {
     disks: Vec<Simulated>,
-    failures: Arc<parking_lot::Mutex<Vec<String>>>,
+    failures: Arc<parking_lot::Mutex<Vec<UseId>>>,
     /// Nothing more can be remembered.
     forgetful: Arc<AtomicBool>,
 }
@@ -54,19 +54,11 @@ impl PathHost for Host {
         self.disks.iter().enumerate().find(named).unwrap().1.open_alone()
     }
 
-    fn note_failed(&self, dir: &Path) -> io::Result<()> {
+    fn note_failed(&self, uses: &[UseId]) -> io::Result<()> {
         if self.forgetful.load(Ordering::Relaxed) {
             return Err(io::ErrorKind::StorageFull.into());
         }
-        let (mut failures, dir) = (self.failures.lock(), dir.display().to_string());
-        if !failures.contains(&dir) {
-            failures.push(dir);
-        }
-        Ok(())
-    }
-
-    fn note_emptied(&self, dir: &Path) -> io::Result<()> {
-        self.failures.lock().retain(|failed| Path::new(failed) != dir);
+        self.failures.lock().extend(uses);
         Ok(())
     }
 }
@@ -74,6 +66,7 @@ impl PathHost for Host {
 struct Options {
     life: u64,
     last_removal: Option<u64>,
+    failed: Vec<UseId>,
     arena_pages: usize,
     admit: Admit,
     promote: Promote,
@@ -87,6 +80,7 @@ impl Default for Options {
         Self {
             life: 1,
             last_removal: None,
+            failed: Vec::new(),
             arena_pages: 64,
             admit: Admit::SecondTouch,
             promote: Promote::SecondTouch,
@@ -125,7 +119,8 @@ impl Life {
                 life: incarnation,
                 last_removal: options.last_removal.map(Incarnation),
             };
-            match SsdPath::open(owner, disk.folder(), settings.clone(), true).await {
+            let failed = Arc::new(options.failed.iter().copied().collect());
+            match SsdPath::open(owner, disk.folder(), settings.clone(), failed).await {
                 Ok((path, adoption)) => {
                     paths.push(Member::from(path).adopting(&adoption));
                     adoptions.push(adoption);
@@ -188,6 +183,11 @@ impl Life {
     /// The paths that are in.
     fn paths(&self) -> Vec<Arc<SsdPath>> {
         self.tiering.members().iter().filter_map(|member| member.path()).collect()
+    }
+
+    /// By what a path is known when it has failed.
+    fn uses(&self, member: usize) -> Vec<UseId> {
+        self.tiering.members()[member].path().unwrap().uses().to_vec()
     }
 
     fn put(&self, n: u64, parent: Option<u64>) -> bool {
@@ -484,7 +484,7 @@ async fn nor_is_one_whose_path_had_failed_before_when_nobody_can_remember_that()
     assert_eq!(forgotten.unwrap_err().kind(), io::ErrorKind::StorageFull);
     life.forgetful.store(false, Ordering::Relaxed);
     life.tiering.forget().await.unwrap();
-    assert_eq!(*life.failures.lock(), ["disk 0"]);
+    assert_eq!(*life.failures.lock(), life.uses(0));
 }
 
 #[tokio::test]
@@ -540,7 +540,7 @@ async fn a_failure_that_nobody_remembers_keeps_no_removal_from_being_noted_elsew
     // The second one is noted where it lay, so it does not come back when the retry is acknowledged.
     life.forgetful.store(false, Ordering::Relaxed);
     life.tiering.forget().await.unwrap();
-    assert_eq!(*life.failures.lock(), ["disk 0"]);
+    assert_eq!(*life.failures.lock(), life.uses(0));
     drop(life);
     let life = Life::begin(&[&good], Options { life: 4, ..Options::default() }).await;
     assert!(life.tiers(2).is_empty());
@@ -655,7 +655,7 @@ async fn of_two_disks_one_may_fail() {
     for n in 100..110 {
         life.put_on_ssd(n, Some(rng.random_range(0..24))).await;
     }
-    assert!(life.failures.lock().iter().all(|failed| failed == "disk 1"));
+    assert!(life.failures.lock().iter().all(|failed| life.uses(1).contains(failed)));
     let audit = life.catalog.audit();
     assert_eq!((audit.empty_parts, audit.miscounted), (0, 0));
 }

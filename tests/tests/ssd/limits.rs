@@ -252,7 +252,15 @@ async fn one_folder_is_no_two_paths_and_stays_failed_by_any_name() {
     assert_eq!(node.control().await.fence_path(fence).await.unwrap().into_inner().withdrawn, 20);
     drop(at);
     node.stop().await;
+    // Another folder takes its name in between, and then it is back.
+    let away = dir.path().join("away");
+    fs::rename(&real, &away).unwrap();
+    fs::create_dir(&real).unwrap();
+    start(&[&link]).await.unwrap().stop().await;
+    fs::remove_dir_all(&real).unwrap();
+    fs::rename(&away, &real).unwrap();
     let node = start(&[&detour]).await.unwrap();
+    assert!(node.daemon.logged().iter().any(|line| line.contains("the path had failed")));
     let at = node.tcp().await;
     for key in &all {
         assert!(!is_exact(&at, *key).await, "{key}");

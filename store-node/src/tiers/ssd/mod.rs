@@ -22,6 +22,7 @@ mod verify;
 pub use format::FooterEntry;
 pub use path::{Durability, Health, PathCounters, PathSettings, SsdPath, slot_name, slots_of};
 pub use recovery::{Adoption, AdoptionCounts, OpenError, Owner};
+pub use removals::UseId;
 pub use segment::{Segment, SsdCopy};
 pub use steps::{Steps, in_steps};
 pub use verify::Pace;

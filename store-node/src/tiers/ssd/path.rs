@@ -10,7 +10,7 @@ use super::{
     format::{Nonce, SegmentHeader, Trailer},
     io::{AlignedBuffer, DriverInUse, File, Folder, PAGE, is_full},
     recovery::Owner,
-    removals::RemovalLog,
+    removals::{RemovalLog, UseId},
     segment::Segment,
 };
 use parking_lot::Mutex;
@@ -209,6 +209,11 @@ impl SsdPath {
     /// Whose it is.
     pub fn owner(&self) -> Owner {
         self.owner
+    }
+
+    /// By what it is known when it has failed, wherever its folder lies by then.
+    pub fn uses(&self) -> &[UseId] {
+        self.removals.uses()
     }
 
     /// How its folder is read and written, if that is a disk's.

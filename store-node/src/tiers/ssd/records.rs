@@ -90,6 +90,13 @@ impl SsdPath {
                     self.changed.notify_one();
                 }
                 let Some(open) = state.open.clone() else { return Err(SsdError::Busy) };
+                if !open.file.is_whole() && open.take_no_more() {
+                    let path = self.settings.name.display();
+                    tracing::warn!(
+                        %path, segment = ?open,
+                        "somebody has removed or cut a segment file: a restart will not find all that is in it"
+                    );
+                }
                 let place = open.place(name, info);
                 if place.is_none() {
                     state.open = None;

@@ -10,7 +10,7 @@ use super::{
     format::{FooterEntry, RecordHeader, SegmentHeader, Unreadable},
     io::{AlignedBuffer, Folder, PAGE, ReadBuffer, is_of_the_disk},
     path::{Health, PathCounters, PathSettings, SsdPath, State, Use, slot_name, slot_of},
-    removals::{self, ReadFailed, Removed},
+    removals::{self, ReadFailed, Removed, UseId},
     segment::{Segment, SsdCopy},
     steps::{Steps, in_steps},
 };
@@ -196,8 +196,8 @@ impl Dropped {
 }
 
 impl SsdPath {
-    /// Opens a folder. With `keep` what an earlier life left there is to be adopted; otherwise it is
-    /// given up.
+    /// Opens a folder. What an earlier life left there is to be adopted, unless it is of a use that has `failed`
+    /// since or cannot know of all removals: then it is given up, and that is said in the log.
     ///
     /// # Errors
     /// The folder cannot be used; nothing in it was changed. Or its disk did not answer one request in time.
@@ -205,10 +205,11 @@ impl SsdPath {
         owner: Owner,
         folder: Arc<dyn Folder>,
         settings: PathSettings,
-        keep: bool,
+        failed: Arc<HashSet<UseId>>,
     ) -> Result<(Arc<Self>, Adoption), OpenError> {
         let (limit, counters) = (settings.deadline, Arc::default());
-        in_steps(limit, move |steps| open(owner, folder, settings, keep, counters, steps)).await?
+        let open = move |steps: &_| open(owner, folder, settings, Some(&failed), counters, steps);
+        in_steps(limit, open).await?
     }
 
     /// Opens a folder for another use in the same life of the node: what it holds is given up for good, and
@@ -223,16 +224,17 @@ impl SsdPath {
         counters: Arc<PathCounters>,
     ) -> Result<Arc<Self>, OpenError> {
         let limit = settings.deadline;
-        let open = move |steps: &_| open(owner, folder, settings, false, counters, steps);
+        let open = move |steps: &_| open(owner, folder, settings, None, counters, steps);
         in_steps(limit, open).await?.map(|(path, _)| path)
     }
 }
 
+/// With none that `failed`: nothing is kept.
 fn open(
     owner: Owner,
     folder: Arc<dyn Folder>,
     settings: PathSettings,
-    keep: bool,
+    failed: Option<&HashSet<UseId>>,
     counters: Arc<PathCounters>,
     steps: &Steps,
 ) -> Result<(Arc<SsdPath>, Adoption), OpenError> {
@@ -252,7 +254,7 @@ fn open(
         ReadFailed::Format(why) => OpenError::Newer { file: "the removal log".to_owned(), why },
     })?;
     steps.step();
-    let keep = keep && may_keep(owner, &settings, &slots, &removed);
+    let keep = failed.is_some_and(|failed| may_keep(owner, &settings, &slots, &removed, failed));
     if keep {
         slots.dropped.say(&settings); // Otherwise nothing is kept, and that is said.
     }
@@ -268,8 +270,18 @@ fn open(
 }
 
 /// Whether all that was removed by command is known to this path.
-fn may_keep(owner: Owner, settings: &PathSettings, slots: &Slots, removed: &Removed) -> bool {
+fn may_keep(
+    owner: Owner,
+    settings: &PathSettings,
+    slots: &Slots,
+    removed: &Removed,
+    failed: &HashSet<UseId>,
+) -> bool {
     let (path, segments) = (settings.name.display(), slots.found.len());
+    if removed.uses.iter().any(|one| failed.contains(one)) {
+        tracing::warn!(%path, segments, "the path had failed: it starts empty");
+        return false;
+    }
     if removed.damaged {
         tracing::error!(%path, segments, "the removal log is damaged: what the path holds is given up");
         return false;
@@ -300,7 +312,7 @@ fn begin(
     counters: Arc<PathCounters>,
     steps: &Steps,
 ) -> Result<(Arc<SsdPath>, Adoption), OpenError> {
-    let Removed { log, generations, damaged: _, made_in: _ } = removed;
+    let Removed { log, generations, .. } = removed;
     let highest = slots.found.iter().map(|(slot, _)| *slot).chain(slots.blank.iter().copied());
     let mut uses = vec![Use::NoFile; highest.max().map_or(0, |slot| slot as usize + 1)];
     slots.blank.iter().for_each(|slot| uses[*slot as usize] = Use::Blank);

@@ -7,8 +7,9 @@
 //! there. When a log is full, what still matters of it goes to a new one, and so it does when a write was not seen
 //! to its end. A log is made with the path, so that a removal finds its place on a disk that has become full.
 //!
-//! The last page of a log closes it: it says which life of the node has made it, and that nobody has cut the file.
-//! Each life makes one, so a path also tells in which life it took part last.
+//! The last page of a log closes it: it says which life of the node has made it, for which use of the path, and that
+//! nobody has cut the file. Each life makes one, so a path also tells in which life it took part last, and whether it is
+//! the one of a use that has failed, wherever it lies by then.
 
 use super::{
     format::{REMOVALS_PER_PAGE, Removal, Unreadable, removal_page, removals_of},
@@ -24,12 +25,31 @@ const SPARE_PAGES: u64 = 128;
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct RemovalLog(Mutex<Log>);
+pub(super) struct RemovalLog {
+    log: Mutex<Log>,
+    /// This use of the path, and those whose logs were found.
+    uses: Vec<UseId>,
+}
+
+/// Names one use of a path, from its opening on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct UseId(pub u64);
+
+impl UseId {
+    fn draw() -> Self {
+        let mut id = [0; 8];
+        let drawn = rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty());
+        assert_eq!(drawn, Ok(id.len()), "the kernel gives up to 256 random bytes at once");
+        Self(u64::from_le_bytes(id))
+    }
+}
 
 #[derive(Debug)]
 struct Log {
     /// Of the node.
     life: Incarnation,
+    /// Of the path.
+    of: UseId,
     number: u64,
     /// None until a log of this life is begun, and while it is not known whether a write has ended: whoever comes
     /// next begins another one then.
@@ -42,6 +62,11 @@ struct Log {
     is_there: bool,
 }
 
+/// Nobody comes to this number by making one after the other.
+const MOST_LOGS: u64 = 1 << 48;
+/// Names in a row that somebody else may have taken.
+const TAKEN: u64 = 64;
+
 /// The two files of a log.
 fn log_names(number: u64) -> [String; 2] {
     [format!("removals-{number:06}"), format!("removals-{number:06}-twin")]
@@ -51,7 +76,8 @@ fn log_names(number: u64) -> [String; 2] {
 pub(super) fn log_number(name: &str) -> Option<u64> {
     let number = name.strip_prefix("removals-")?;
     let number = number.strip_suffix("-twin").unwrap_or(number).parse().ok()?;
-    log_names(number).iter().any(|one| one == name).then_some(number)
+    let is_ours = number < MOST_LOGS && log_names(number).iter().any(|one| one == name);
+    is_ours.then_some(number)
 }
 
 /// What the logs of a path say.
@@ -63,6 +89,8 @@ pub(super) struct Removed {
     pub(super) damaged: bool,
     /// The last life that has made a log; none if no log is whole.
     pub(super) made_in: Option<Incarnation>,
+    /// The uses that have made the logs that are whole.
+    pub(super) uses: Vec<UseId>,
 }
 
 /// Reads all logs of a folder; `life` goes on with them. Waits for the disk.
@@ -74,7 +102,7 @@ pub(super) fn read_all(
     numbers.sort_unstable();
     numbers.dedup();
     let (mut live, mut old, mut damaged) = (Vec::new(), Vec::new(), false);
-    let mut made_in = None;
+    let (mut made_in, mut uses) = (None, Vec::new());
     for number in &numbers {
         let mut files = Vec::new();
         for name in log_names(*number) {
@@ -96,8 +124,9 @@ pub(super) fn read_all(
             repaired += u64::from(!said.is_empty() && said.len() < files.len());
             there.push(!said.is_empty());
             for page in said {
-                if let Some(life) = closed_by(&page) {
+                if let Some((life, of)) = closed_by(&page) {
                     made_in = made_in.max(Some(life));
+                    uses.push(of);
                     continue;
                 }
                 let first = at.saturating_sub(place_in_batch(&page));
@@ -124,9 +153,10 @@ pub(super) fn read_all(
     let mut once = HashSet::new();
     live.retain(|removal| once.insert(removal.generation));
     let number = numbers.last().copied().unwrap_or(0);
-    let log =
-        Log { life, number, files: None, next_page: 0, live, old, is_there: made_in.is_some() };
-    Ok(Removed { log: RemovalLog(Mutex::new(log)), generations, damaged, made_in })
+    let (of, is_there) = (UseId::draw(), made_in.is_some());
+    let log = Log { life, of, number, files: None, next_page: 0, live, old, is_there };
+    let log = RemovalLog { log: Mutex::new(log), uses: [&uses[..], &[of]].concat() };
+    Ok(Removed { log, generations, damaged, made_in, uses })
 }
 
 fn read_file(folder: &dyn Folder, name: &str) -> io::Result<AlignedBuffer> {
@@ -146,15 +176,16 @@ fn mark(place: usize) -> Removal {
 }
 
 /// All that the last page of a log says.
-fn closing(life: Incarnation) -> Removal {
+fn closing(life: Incarnation, of: UseId) -> [Removal; 2] {
     let generation = Generation { incarnation: Incarnation(0), counter: u64::MAX };
-    Removal { generation, sequence: life.0 }
+    [life.0, of.0].map(|sequence| Removal { generation, sequence })
 }
 
-/// Which life has made the log, if this is its last page.
-fn closed_by(page: &[Removal]) -> Option<Incarnation> {
-    let last = page.first().filter(|only| is_mark(only) && only.generation.counter == u64::MAX);
-    last.map(|last| Incarnation(last.sequence))
+/// Which life and which use have made the log, if this is its last page.
+fn closed_by(page: &[Removal]) -> Option<(Incarnation, UseId)> {
+    let [life, of] = page else { return None };
+    let (life, of) = (Incarnation(life.sequence), UseId(of.sequence));
+    (page == closing(life, of)).then_some((life, of))
 }
 
 fn is_mark(removal: &Removal) -> bool {
@@ -200,7 +231,7 @@ impl RemovalLog {
         newest: u64,
         oldest: u64,
     ) -> io::Result<()> {
-        let mut log = self.0.lock().await;
+        let mut log = self.log.lock().await;
         let removals: Vec<Removal> =
             gone.into_iter().map(|generation| Removal { generation, sequence: newest }).collect();
         if removals.is_empty() {
@@ -224,14 +255,19 @@ impl RemovalLog {
         }
     }
 
+    /// This use of the path, and those that may still be read from its folder.
+    pub(super) fn uses(&self) -> &[UseId] {
+        &self.uses
+    }
+
     /// Whether a restart would find a log.
     pub(super) async fn is_there(&self) -> bool {
-        self.0.lock().await.is_there
+        self.log.lock().await.is_there
     }
 
     /// Makes the log of this life, if there is none yet. Arguments as of [`Self::append`].
     pub(super) async fn begin(&self, folder: &Arc<dyn Folder>, oldest: u64) -> io::Result<()> {
-        let mut log = self.0.lock().await;
+        let mut log = self.log.lock().await;
         match log.files {
             Some(_) => Ok(()),
             None => log.begin_anew(folder, oldest).await,
@@ -241,7 +277,7 @@ impl RemovalLog {
     /// Removals that are remembered.
     #[cfg(test)]
     pub(super) async fn live(&self) -> usize {
-        self.0.lock().await.live.len()
+        self.log.lock().await.live.len()
     }
 }
 
@@ -249,26 +285,24 @@ impl Log {
     /// Writes what still matters to a new file; the old ones go only when it is safe.
     async fn begin_anew(&mut self, folder: &Arc<dyn Folder>, oldest: u64) -> io::Result<()> {
         self.live.retain(|removal| removal.sequence >= oldest);
-        // Counted and to be removed before it is made: one that was cut off half made stands in nobody's way.
-        self.number += 1;
-        let number = self.number;
-        let new = log_names(number);
         let old = self.old.clone();
-        self.old.extend(new.clone());
         let len = (pages(&self.live) + SPARE_PAGES + 1) * PAGE as u64;
-        let at = Arc::clone(folder);
-        let create = move || {
-            let [file, twin] = log_names(number);
-            let file = at.create(&file, len)?;
-            match at.create(&twin, len) {
-                Ok(twin) => Ok([file, twin]),
-                Err(error) => {
-                    let _ = at.remove(&log_names(number)[0]); // A full disk: it is tried again.
-                    Err(error)
+        let last = self.number + TAKEN;
+        let (new, files) = loop {
+            // Counted and to be removed before it is made: one that was cut off half made stands in nobody's way.
+            self.number += 1;
+            let new = log_names(self.number);
+            self.old.extend(new.clone());
+            match create(folder, &new, len).await {
+                // Somebody else's, which stays where it is.
+                Err(error)
+                    if error.kind() == io::ErrorKind::AlreadyExists && self.number < last =>
+                {
+                    self.old.retain(|name| !new.contains(name));
                 }
+                created => break (new, created?),
             }
         };
-        let files = tokio::task::spawn_blocking(create).await.map_err(io::Error::other)??;
         // A file's space may hold anything: the end of the log has to be seen.
         let blank = usize::try_from(len).unwrap_or(usize::MAX) - PAGE;
         let blank = AlignedBuffer::zeroed(blank).freeze();
@@ -276,7 +310,7 @@ impl Log {
         try_join!(file.write(0, vec![blank.clone()]), twin.write(0, vec![blank]))?;
         write_both(&files, 0, &self.live).await?;
         // Last: a log that is closed says all that was said before it.
-        write_both(&files, len / PAGE as u64 - 1, &[closing(self.life)]).await?;
+        write_both(&files, len / PAGE as u64 - 1, &closing(self.life, self.of)).await?;
         let at = Arc::clone(folder);
         let tidy = move || {
             at.sync()?;
@@ -291,6 +325,26 @@ impl Log {
         (self.files, self.is_there) = (Some(files), true);
         Ok(())
     }
+}
+
+/// The files of a log, both or none.
+async fn create(
+    folder: &Arc<dyn Folder>,
+    names: &[String; 2],
+    len: u64,
+) -> io::Result<[Arc<dyn File>; 2]> {
+    let (at, [file, twin]) = (Arc::clone(folder), names.clone());
+    let create = move || {
+        let made = at.create(&file, len)?;
+        match at.create(&twin, len) {
+            Ok(twin) => Ok([made, twin]),
+            Err(error) => {
+                let _ = at.remove(&file); // A full disk: it is tried again.
+                Err(error)
+            }
+        }
+    };
+    tokio::task::spawn_blocking(create).await.map_err(io::Error::other)?
 }
 
 /// Removals of each page of a batch; beside them there is room for the mark.

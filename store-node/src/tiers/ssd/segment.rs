@@ -106,6 +106,11 @@ impl Segment {
         fill.entries.extend(entry);
     }
 
+    /// No more records. Whether it took some until now.
+    pub(super) fn take_no_more(&self) -> bool {
+        !std::mem::replace(&mut self.fill.lock().full, true)
+    }
+
     /// No more records: those of an earlier life are all there are.
     pub(super) fn fill_with(&self, entries: Vec<FooterEntry>) {
         let mut fill = self.fill.lock();

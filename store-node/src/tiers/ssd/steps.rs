@@ -51,8 +51,9 @@ pub async fn in_steps<T: Send + 'static>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures_util::future::join;
     use std::sync::mpsc;
-    use tokio::{join, sync::mpsc::unbounded_channel, task::yield_now, time::advance};
+    use tokio::{sync::mpsc::unbounded_channel, task::yield_now, time::advance};
 
     const LIMIT: Duration = Duration::from_secs(1);
 
@@ -79,7 +80,8 @@ mod tests {
             advance(LIMIT * 3 / 2).await;
             (began, go_on)
         };
-        let (ended, (began, go_on)) = join!(work, clock);
+        // In this order: what the work has said is seen before the clock goes on.
+        let (ended, (began, go_on)) = join(work, clock).await;
         assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::TimedOut);
         assert!(began.elapsed() >= LIMIT, "after all steps, each of them in time");
         drop(go_on); // The thread ends.

@@ -48,7 +48,8 @@ async fn open(
     device: &Simulated,
     durability: Durability,
 ) -> (Arc<SsdPath>, BTreeMap<u64, (FooterEntry, SsdCopy)>, AdoptionCounts) {
-    let opened = SsdPath::open(owner(), device.folder(), settings(durability), true).await;
+    let opened =
+        SsdPath::open(owner(), device.folder(), settings(durability), Arc::default()).await;
     let (path, mut adoption) = opened.unwrap();
     let mut found = BTreeMap::new();
     while let Some(records) = adoption.next().await {
@@ -221,9 +222,10 @@ async fn a_newer_format_is_refused_and_nothing_is_touched() {
     drop(path);
     device.poke("segment-000000", 8, &(format::FORMAT + 1).to_le_bytes());
     let before: Vec<_> = device.names().iter().map(|name| device.bytes(name)).collect();
-    let refused = SsdPath::open(owner(), device.folder(), settings(Durability::None), true)
-        .await
-        .unwrap_err();
+    let refused =
+        SsdPath::open(owner(), device.folder(), settings(Durability::None), Arc::default())
+            .await
+            .unwrap_err();
     assert!(matches!(refused, OpenError::Newer { .. }), "{refused}");
     let other = NodeId::from_bytes([1; 16]);
     device.poke("segment-000000", 8, &format::FORMAT.to_le_bytes());
@@ -231,7 +233,7 @@ async fn a_newer_format_is_refused_and_nothing_is_touched() {
         Owner { node: other, ..owner() },
         device.folder(),
         settings(Durability::None),
-        true,
+        Arc::default(),
     )
     .await
     .unwrap_err();
@@ -470,6 +472,28 @@ fn logs(device: &Simulated) -> Vec<String> {
 }
 
 #[tokio::test]
+async fn what_somebody_puts_in_the_place_of_a_log_is_left_alone() {
+    let device = Simulated::new(26, 64 << 20);
+    device.folder().create("removals-18446744073709551615", PAGE as u64).unwrap();
+    let (path, ..) = open(&device, Durability::None).await;
+    for name in ["removals-000001", "removals-000002-twin"] {
+        device.folder().create(name, PAGE as u64).unwrap();
+    }
+    path.prepare().await.unwrap();
+    for n in 1..=2 {
+        put(&path, n).await.unwrap();
+    }
+    path.remove(vec![generation(1)]).await.unwrap();
+    let all = logs(&device);
+    for name in ["removals-000001", "removals-000002-twin", "removals-18446744073709551615"] {
+        assert!(all.iter().any(|there| there == name), "{all:?}");
+    }
+    drop(path);
+    let (_, found, _) = open(&device, Durability::None).await;
+    assert_eq!(found.into_keys().collect::<Vec<_>>(), [2]);
+}
+
+#[tokio::test]
 async fn a_log_that_somebody_takes_away_or_cuts_while_it_is_used_is_written_anew() {
     type Damage = fn(&Simulated, &str);
     let damages: [(&str, Damage); 2] =
@@ -490,6 +514,31 @@ async fn a_log_that_somebody_takes_away_or_cuts_while_it_is_used_is_written_anew
         let (_, found, _) = open(&device, Durability::None).await;
         assert_eq!(found.into_keys().collect::<Vec<_>>(), [3], "{damage}");
         assert_eq!(logs(&device).len(), 2, "{damage}");
+    }
+}
+
+#[tokio::test]
+async fn nothing_more_is_written_to_a_segment_that_somebody_has_taken_away() {
+    let (device, arena) = (Simulated::new(25, 64 << 20), arena());
+    let (path, ..) = open(&device, Durability::None).await;
+    path.prepare().await.unwrap();
+    let first = put(&path, 1).await.unwrap();
+    path.prepare().await.unwrap(); // Another one is ready.
+    for name in device.names().iter().filter(|name| name.starts_with("segment-")) {
+        device.lose(name);
+    }
+    for n in 2..6 {
+        path.prepare().await.unwrap();
+        while let Err(error) = put(&path, n).await {
+            assert!(matches!(error, SsdError::Busy), "{error}");
+            path.prepare().await.unwrap();
+        }
+    }
+    drop((path, first));
+    let (path, found, _) = open(&device, Durability::None).await;
+    assert_eq!(found.keys().copied().collect::<Vec<_>>(), [2, 3, 4, 5]);
+    for (n, (_, copy)) in &found {
+        get(&path, &arena, *n, copy).await.unwrap();
     }
 }
 
